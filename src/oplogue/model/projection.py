@@ -47,7 +47,7 @@ def compile_projection(raw: Mapping[str, object] | Sequence[str] | None) -> Proj
     {'items': {'price': '$items.price'}, 'day': {'$dayOfYear': '$paidAt'}}
     >>> compile_projection({"note": 0})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    oplogue.errors.ConfigurationError: watch_projection={'note': 0}: 'note' is excluded; ....
+    oplogue.errors.ConfigurationError: watch_projection={'note': 0}: 'note' is excluded; ...
     """
     fields = _fields(raw)
     if not fields:
