@@ -1,0 +1,90 @@
+# Needs make, bash and Python >= 3.11; installs the rest below this folder (.tools, .venv).
+# ARGS go to the command of the target: make test ARGS="-k planner", make demo ARGS="--seconds 10".
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench faults clean
+
+PYTHON ?= python3
+ARGS ?=
+
+UV := .tools/bin/uv
+BIN := .venv/bin
+READY := .venv/.ready
+TOOLS_READY := .venv/.tools-ready
+MONGOD_READY := .venv/.mongod-ready
+
+export UV_PYTHON_DOWNLOADS := never
+# Installers name addresses when they fail; logs are shared, and where a machine gets its packages is its own affair.
+HIDE_ADDRESSES := 2>&1 | sed -E 's,[a-z]+://[^[:space:]]+,[address],g'
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(MONGOD_READY) ## an example shop on a MongoDB of its own: watch tasks flow
+	@$(BIN)/oplogue demo $(ARGS)
+
+test: $(TOOLS_READY) $(MONGOD_READY) ## all tests but the fault matrix
+	@$(BIN)/pytest --ignore=tests/faults $(ARGS)
+
+check: $(TOOLS_READY) ## lint, format, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/pyright --verifytypes oplogue --ignoreexternal
+
+bench: $(MONGOD_READY) ## measure; prints figures
+	@if [ ! -d bench ]; then echo "make bench: there is no folder bench/ yet" >&2; exit 2; fi
+	@$(BIN)/python -m bench $(ARGS)
+
+faults: $(TOOLS_READY) $(MONGOD_READY) ## the fault matrix: killed and frozen processes, lost connections
+	@if [ ! -d tests/faults ]; then echo "make faults: there is no folder tests/faults/ yet" >&2; exit 2; fi
+	@$(BIN)/pytest tests/faults $(ARGS)
+
+clean: ## remove everything that this file installed, and caches
+	@rm -rf .venv .tools .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(UV):
+	@command -v $(PYTHON) >/dev/null || \
+	  { echo "$(PYTHON) was not found: install Python 3.11 or later, or make PYTHON=/path/to/python" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$$($(PYTHON) --version) is too old: Python 3.11 or later is needed; make PYTHON=/path/to/python" >&2; exit 2; }
+	@echo "Installing uv into .tools"
+	@rm -rf .tools
+	@if $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then \
+	  $(PYTHON) -m venv .tools; \
+	  .tools/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt uv $(HIDE_ADDRESSES); \
+	elif $(PYTHON) -m pip --version >/dev/null 2>&1; then \
+	  $(PYTHON) -m pip install -q --disable-pip-version-check -c constraints.txt --target .tools uv $(HIDE_ADDRESSES); \
+	else \
+	  echo "$(PYTHON) has neither ensurepip nor pip; on Debian or Ubuntu: apt-get install python3-venv" >&2; exit 2; \
+	fi
+
+$(READY): pyproject.toml constraints.txt | $(UV)
+	@echo "Installing oplogue into .venv"
+	@[ -x $(BIN)/python ] || $(UV) venv -q --python "$$(command -v $(PYTHON))" .venv $(HIDE_ADDRESSES)
+	@$(UV) pip install -q --python $(BIN)/python -c constraints.txt -e '.[all]' $(HIDE_ADDRESSES)
+	@touch $@
+
+$(TOOLS_READY): $(READY)
+	@echo "Installing the development tools into .venv"
+	@$(UV) pip install -q --python $(BIN)/python -c constraints.txt --group dev $(HIDE_ADDRESSES)
+	@touch $@
+
+# The wheel's mongod needs two shared libraries that a small Debian image does not have.
+FIND_MONGOD := $(BIN)/python -c 'from oplogue.embedded import find_mongod; find_mongod()'
+$(MONGOD_READY): $(READY)
+	@if ! problem=$$($(FIND_MONGOD) 2>&1); then \
+	  if [[ "$$problem" == *"apt-get install"* ]] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "Installing libcurl4 and libssl3, which mongod needs"; \
+	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+	      apt-get install -qq -y --no-install-recommends libcurl4 libssl3 >/dev/null; } $(HIDE_ADDRESSES); \
+	    $(FIND_MONGOD); \
+	  else \
+	    tail -n 4 <<< "$$problem" >&2; exit 2; \
+	  fi; \
+	fi
+	@touch $@
