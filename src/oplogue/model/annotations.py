@@ -37,7 +37,7 @@ def resolved(annotation: object, function: Callable[..., Any], scope: Scope) -> 
     try:
         return resolved_hints(holder, getattr(underlying(function), "__globals__", {}), scope)["parameter"]
     except (NameError, AttributeError, TypeError, SyntaxError) as error:
-        return Unresolved(str(annotation), str(error))
+        return Unresolved(str(annotation).strip("'\""), str(error))
 
 
 def resolved_hints(holder: object, names: dict[str, Any] | None, scope: Scope) -> dict[str, Any]:

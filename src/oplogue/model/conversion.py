@@ -117,11 +117,8 @@ class _Factory:
 
     def _array(self, annotation: object, origin: object, arguments: tuple[Any, ...]) -> Converter | None:
         if arguments and origin is tuple and arguments[1:] != (Ellipsis,):
-            members = tuple(self.converter(argument) for argument in arguments)
-            return (
-                Tuple(annotation, members) if annotation is not tuple else Array(annotation, tuple, as_it_is)
-            )
-        make = tuple if origin is tuple else _ARRAYS.get(origin) if isinstance(origin, type) else None
+            return Tuple(annotation, tuple(self.converter(argument) for argument in arguments))
+        make = next((make for array, make in _ARRAYS.items() if array is origin), None)
         if make is None:
             return None
         return Array(annotation, make, self.converter(arguments[0]) if arguments else as_it_is)

@@ -151,14 +151,14 @@ def _check_document(name: str, hints: dict[str, object]) -> None:
         hints[name] = Any
     if isinstance(hint, Unresolved):
         raise _refused(
-            f"the annotation {hint.text!r} of {name!r} can't be resolved ({hint.reason})",
+            f"the annotation {hint.text} of {name!r} can't be resolved ({hint.reason})",
             "a name that the function's module knows when the program runs, not only for type checkers",
         )
 
 
 def _is_context(name: str, hint: object, context_type: type, *, first: bool) -> bool:
     if isinstance(hint, Unresolved):
-        last = re.split(r"\W+", hint.text.removesuffix(" | None"))[-1]
+        *_, last = ["", *re.findall(r"\w+", hint.text.removesuffix(" | None"))]
         return last == context_type.__name__ or name in _CONTEXT_NAMES
     if hint is not Parameter.empty and _includes(hint, context_type):
         return True
