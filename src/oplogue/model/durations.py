@@ -17,8 +17,6 @@ DurationLike = timedelta | int | float | str
 
 EXPECTED = "a timedelta, a number of seconds, or a text such as '500ms', '10s', '5m 20s', '1h', '7d', '1w'"
 
-_MILLISECOND = timedelta(milliseconds=1)
-
 # From the largest to the smallest: the order in which the parts of a text must stand.
 _UNITS = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 
@@ -60,7 +58,7 @@ def format_duration(duration: timedelta) -> str:
     >>> format_duration(timedelta(minutes=5, seconds=20)), format_duration(timedelta(0))
     ('5m 20s', '0s')
     """
-    left = round(duration / _MILLISECOND)
+    left = round(_exact(duration))
     if left < 0:
         return f"-{format_duration(-duration)}"
     parts: list[str] = []
@@ -82,7 +80,7 @@ def _milliseconds(value: object) -> int:
         case bool():
             raise _NotADurationError("not a duration")
         case timedelta():
-            exact = Fraction(value // timedelta(microseconds=1), 1_000)
+            exact = _exact(value)
         case str():
             exact = _parsed(value)
         case int() | float():
@@ -94,6 +92,11 @@ def _milliseconds(value: object) -> int:
     if exact < 0:
         raise _NotADurationError("negative")
     return round(exact)
+
+
+def _exact(duration: timedelta) -> Fraction:
+    """In milliseconds; a division of timedeltas is a float, which is too coarse for centuries."""
+    return Fraction(duration // timedelta(microseconds=1), 1_000)
 
 
 def _parsed(text: str) -> Fraction:
