@@ -21,9 +21,10 @@ has its database while it stops.
 
 Kept data
 ---------
-``data=folder`` keeps ``ports.json`` beside the members' folders. A later start takes the same ports, or, if
-one is taken, gives the set a forced configuration with new ones. Servers with kept data are asked to stop
-(about a second); those with temporary data are killed.
+``data=folder`` keeps ``ports.json`` beside the members' folders. A later start takes the same ports; if one
+is taken, the set gets a forced configuration with new ones. (The other way, to run each member alone and
+rewrite its configuration, is not safe: what a server writes by itself then makes it crash as a member.)
+Servers with kept data are asked to stop, which takes about a second; those with temporary data are killed.
 """
 
 from __future__ import annotations

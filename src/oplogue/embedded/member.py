@@ -171,7 +171,7 @@ def _log_tail(log: Path, lines: int = 12) -> str:
             file.seek(max(0, log.stat().st_size - 256_000))
             text = file.read().decode(errors="replace")
         readable = [_readable(line) for line in text.splitlines() if line.strip()]
-        errors = [line for line in readable if not line.startswith(("I ", "D"))]
+        errors = [line for line in readable if not line.startswith(("I ", "W ", "D"))]
         return "\n".join(f"  {line}" for line in (errors or readable)[-lines:])
     return "  (no log)"
 

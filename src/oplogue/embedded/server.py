@@ -19,8 +19,12 @@ from oplogue.embedded.mongod import find_mongod
 from oplogue.errors import EmbeddedServerError
 from oplogue.store import replica
 
-# A secondary whose source was frozen looks for another one after a second, not five.
-_FAST_FAILOVER = ("--setParameter", "oplogNetworkTimeoutBufferSeconds=1")
+# A secondary whose source was frozen looks for another after a second, not five; a primary that was asked to
+# stop doesn't linger for its clients.
+_FAST_FAILOVER = (
+    *("--setParameter", "oplogNetworkTimeoutBufferSeconds=1"),
+    *("--setParameter", "shutdownTimeoutMillisForSignaledShutdown=100"),
+)
 _CLOCK = Clock()
 
 

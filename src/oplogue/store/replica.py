@@ -6,21 +6,18 @@ ports answer already.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pymongo import MongoClient
-from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
+from pymongo.errors import PyMongoError
 
 from oplogue.clock import Clock
 from oplogue.errors import EmbeddedServerError
 
 SET_NAME = "oplogue"
 
-_NOT_YET_INITIALIZED = 94
 _PRIMARY, _SECONDARY = 1, 2
-_POLL_SECONDS = 0.01
 # A member that is gone is replaced after about one second, not ten: these sets live on one machine.
 _SETTINGS = {
     "electionTimeoutMillis": 1000,
@@ -31,14 +28,12 @@ _SETTINGS = {
 
 
 def configure(ports: Sequence[int], *, clock: Clock, timeout: float, alive: Callable[[], None]) -> None:
-    """Make the members one replica set and wait until it is ready.
+    """Make the members one replica set, unless their data say that they are, and wait until it is ready.
 
-    `alive` is called between polls: it raises when waiting has become pointless. Members whose data come from
-    an earlier start keep their configuration, or get a forced one when their ports are others now.
+    `alive` is called between polls: it raises when waiting has become pointless.
     """
-    wanted = [{"_id": number, "host": f"127.0.0.1:{port}"} for number, port in enumerate(ports)]
-    with _member(ports[0]) as client, _told("the development replica set could not be configured"):
-        _install(client, wanted)
+    with _member(ports[0]) as client:
+        _poll(lambda: _configured(client, ports), clock=clock, timeout=timeout, alive=alive)
     await_ready(ports, clock=clock, timeout=timeout, alive=alive)
 
 
@@ -48,22 +43,18 @@ def await_ready(ports: Sequence[int], *, clock: Clock, timeout: float, alive: Ca
     A secondary that is still choosing its source may choose one that is frozen next, and then the server
     waits 20 seconds for it, whatever its settings. Fault tests need a set that is past this.
     """
-    with _member(ports[0]) as client, _told("the development replica set did not get ready"):
+    with _member(ports[0]) as client:
         _poll(lambda: _complete(client, ports), clock=clock, timeout=timeout, alive=alive)
 
 
 def await_member(port: int, *, clock: Clock, timeout: float, alive: Callable[[], None]) -> None:
     """Wait until a restarted member is primary or secondary again."""
-    with _member(port) as client, _told(f"the member at port {port} did not come back"):
+    with _member(port) as client:
         _poll(lambda: _serves(client), clock=clock, timeout=timeout, alive=alive)
 
 
-@contextmanager
-def _told(problem: str) -> Generator[None]:
-    try:
-        yield
-    except PyMongoError as error:
-        raise EmbeddedServerError(f"{problem}: {error}") from error
+def _hosts(ports: Sequence[int]) -> list[str]:
+    return [f"127.0.0.1:{port}" for port in ports]
 
 
 def _member(port: int) -> MongoClient[dict[str, Any]]:
@@ -72,48 +63,49 @@ def _member(port: int) -> MongoClient[dict[str, Any]]:
     )
 
 
-def _install(client: MongoClient[dict[str, Any]], wanted: list[dict[str, Any]]) -> None:
-    current = _configuration(client)
-    if current is None:
-        config = {"_id": SET_NAME, "members": wanted, "settings": _SETTINGS}
+def _configured(client: MongoClient[dict[str, Any]], ports: Sequence[int]) -> bool:
+    """Whether the stored configuration names these ports; if not, a step towards it."""
+    stored = client.local.get_collection("system.replset").find_one()
+    if stored is None:
+        members = [{"_id": number, "host": host} for number, host in enumerate(_hosts(ports))]
+        config = {"_id": SET_NAME, "members": members, "settings": _SETTINGS}
         client.admin.command("replSetInitiate", config)
-    elif [member["host"] for member in current["members"]] != [member["host"] for member in wanted]:
-        # A member that is not in its own configuration counts as removed; it takes only a forced one then.
-        members = [{**old, "host": new["host"]} for old, new in zip(current["members"], wanted, strict=True)]
-        config = {**current, "members": members, "version": current["version"] + 1}
-        client.admin.command("replSetReconfig", config, force=True)
-
-
-def _configuration(client: MongoClient[dict[str, Any]]) -> dict[str, Any] | None:
-    try:
-        return client.admin.command("replSetGetConfig")["config"]
-    except OperationFailure as error:
-        if error.code == _NOT_YET_INITIALIZED:
-            return None
-        raise
+        return True
+    if [member["host"] for member in stored["members"]] == _hosts(ports):
+        return True
+    # A member that is not in its own configuration counts as removed, and takes only a forced one. First it
+    # tries its old address, and refuses until whoever has that port now answers, or half a minute passed.
+    members = [{**one, "host": host} for one, host in zip(stored["members"], _hosts(ports), strict=True)]
+    config = {**stored, "members": members, "version": stored["version"] + 1}
+    client.admin.command("replSetReconfig", config, force=True)
+    return False
 
 
 def _poll(ready: Callable[[], bool], *, clock: Clock, timeout: float, alive: Callable[[], None]) -> None:
+    """Ask until it is ready. Errors mean not yet: elections close connections, states come one by one."""
     deadline = clock.monotonic() + timeout
-    while not _tolerant(ready):
+    pause = 0.005
+    while True:
+        problem: PyMongoError | None = None
+        try:
+            if ready():
+                return
+        except PyMongoError as error:
+            problem = error
         alive()
         if clock.monotonic() > deadline:
-            raise EmbeddedServerError(f"the development replica set was not ready after {timeout:g} s")
-        clock.block(_POLL_SECONDS)
-
-
-def _tolerant(ready: Callable[[], bool]) -> bool:
-    """Whether it is ready; a connection that an election closed, or a status not there yet, means not yet."""
-    try:
-        return ready()
-    except (ConnectionFailure, OperationFailure):
-        return False
+            why = f": {problem}" if problem is not None else ""
+            raise EmbeddedServerError(
+                f"the development replica set was not ready after {timeout:g} s{why}"
+            ) from problem
+        clock.block(pause)
+        pause = min(pause * 1.2, 0.1)
 
 
 def _complete(client: MongoClient[dict[str, Any]], ports: Sequence[int]) -> bool:
     if client.admin.command("hello").get("isWritablePrimary") and len(ports) == 1:
         return True
-    hosts = {f"127.0.0.1:{port}" for port in ports}
+    hosts = _hosts(ports)
     members = [one for one in client.admin.command("replSetGetStatus")["members"] if one["name"] in hosts]
     followers = [one for one in members if one["state"] == _SECONDARY and one["syncSourceHost"]]
     primaries = [one for one in members if one["state"] == _PRIMARY]
