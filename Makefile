@@ -82,7 +82,7 @@ $(MONGOD_READY): $(READY)
 	    echo "Installing libcurl4 and libssl3, which mongod needs"; \
 	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 	      apt-get install -qq -y --no-install-recommends libcurl4 libssl3 >/dev/null; } $(HIDE_ADDRESSES); \
-	    $(FIND_MONGOD); \
+	    $(FIND_MONGOD) 2>&1 | tail -n 4 >&2; \
 	  else \
 	    tail -n 4 <<< "$$problem" >&2; exit 2; \
 	  fi; \
