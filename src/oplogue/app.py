@@ -1,0 +1,265 @@
+"""The facade: what a user sees. It builds everything and decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from oplogue.clock import Clock
+from oplogue.errors import ConfigurationError, NotStartedError
+from oplogue.model.cron import parse_interval
+from oplogue.model.definition import Task, define_task
+from oplogue.model.durations import DurationLike, parse_duration
+from oplogue.model.policies import CleanupPolicy, Evolution, Monitoring
+from oplogue.model.retry import RetryPolicy
+from oplogue.runtime.bus import Bus, Subscriber
+from oplogue.runtime.context import Context
+from oplogue.runtime.settings import Middleware, Settings, TaskFilter
+from oplogue.runtime.supervisor import Supervisor
+from oplogue.store import Client, Database
+from oplogue.store.connection import check_uri, make_client
+
+HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])
+SubscriberT = TypeVar("SubscriberT", bound=Subscriber)
+
+
+class App:
+    """Tasks, and the instance that runs them.
+
+    >>> app = App("mongodb://localhost:27017/shop")
+    >>> @app.reactive_task(collection="orders", filter={"status": "paid"})
+    ... async def sync_order(ctx: Context) -> None:
+    ...     order = await ctx.get_document()
+    """
+
+    def __init__(
+        self,
+        uri: str | None = None,
+        *,
+        client: Client | None = None,
+        database: str | None = None,
+        instance_id: str | None = None,
+        concurrency: int = 10,
+        task_filter: TaskFilter | None = None,
+        middleware: Middleware | Sequence[Middleware] = (),
+        globals_collection: str = "_oplogue_globals",
+        lease: DurationLike = "60s",
+        cleanup_interval: DurationLike = "24h",
+        shutdown_timeout: DurationLike = "30s",
+        monitoring: Monitoring | None = None,
+    ) -> None:
+        if uri is None and client is None:
+            uri = os.environ.get("OPLOGUE_MONGODB_URI") or os.environ.get("MONGODB_URI")
+        self._uri = uri
+        self._given = client
+        self._database_name = _database_name(uri, client, database)
+        self._settings = Settings(
+            instance_id=_instance_id(instance_id),
+            concurrency=_concurrency(concurrency),
+            lease=parse_duration(lease, option="lease", minimum=timedelta(seconds=1)),
+            shutdown_timeout=parse_duration(shutdown_timeout, option="shutdown_timeout"),
+            cleanup_interval=parse_interval(cleanup_interval, option="cleanup_interval"),
+            globals_collection=globals_collection,
+            monitoring=monitoring or Monitoring(),
+            task_filter=task_filter,
+            middleware=(middleware,) if callable(middleware) else tuple(middleware),
+        )
+        self._clock = Clock()
+        self._bus = Bus(self._clock)
+        self._tasks: dict[str, Task] = {}
+        self._client: Client | None = client
+        self._supervisor: Supervisor | None = None
+
+    # -- definitions
+
+    def reactive_task(
+        self,
+        *,
+        collection: str,
+        task: str | None = None,
+        filter: Mapping[str, Any] | None = None,
+        watch_projection: Mapping[str, Any] | Sequence[str] | None = None,
+        debounce: DurationLike = "1s",
+        max_wait: DurationLike | None = None,
+        retry_policy: RetryPolicy | None = None,
+        cleanup_policy: CleanupPolicy | None = None,
+        execution_history_limit: int = 5,
+        evolution: Evolution | None = None,
+        timeout: DurationLike | None = None,
+        concurrency: int | None = None,
+        priority: int = 0,
+    ) -> Callable[[HandlerT], HandlerT]:
+        """Run the decorated function once per state of each matching document. It is returned unchanged."""
+
+        def register(function: HandlerT) -> HandlerT:
+            defined = define_task(
+                function,
+                context_type=Context,
+                task=task,
+                collection=collection,
+                filter=filter,
+                watch_projection=watch_projection,
+                debounce=debounce,
+                max_wait=max_wait,
+                retry_policy=retry_policy,
+                cleanup_policy=cleanup_policy,
+                execution_history_limit=execution_history_limit,
+                evolution=evolution,
+                timeout=timeout,
+                concurrency=concurrency,
+                priority=priority,
+            )
+            self._register(defined)
+            return function
+
+        return register
+
+    def _register(self, task: Task) -> None:
+        if self._supervisor is not None:
+            raise ConfigurationError(
+                "the app has been started", task=task.name, expected="registration before start()"
+            )
+        if task.name in self._tasks:
+            raise ConfigurationError(
+                "there is a task of this name already",
+                option="task",
+                value=task.name,
+                expected="a unique name",
+            )
+        self._tasks[task.name] = task
+
+    def on(self, code: str) -> Callable[[SubscriberT], SubscriberT]:
+        """Call the decorated function, sync or async, with each event of that code."""
+
+        def subscribe(subscriber: SubscriberT) -> SubscriberT:
+            self._bus.subscribe(code, subscriber)
+            return subscriber
+
+        return subscribe
+
+    # -- life cycle
+
+    @property
+    def instance_id(self) -> str:
+        """The name of this instance, unique in the cluster."""
+        return self._settings.instance_id
+
+    @property
+    def client(self) -> Client:
+        """The app's own client; sessions must come from it."""
+        if self._client is None:
+            raise NotStartedError("an app with a URI makes its client in start()")
+        return self._client
+
+    @property
+    def database(self) -> Database:
+        """The app's own database."""
+        return self.client.get_database(self._database_name)
+
+    async def start(self) -> None:
+        """Check the definitions with the server, build indexes, and take part; returns when the instance is ready."""
+        if self._supervisor is not None:
+            return
+        if self._client is None:
+            assert self._uri is not None
+            self._client = make_client(self._uri)
+        tasks = [
+            Task(task.definition.located(self._database_name), task.handler) for task in self._tasks.values()
+        ]
+        supervisor = self._supervisor = Supervisor(
+            client=self._client,
+            renewal_uri=self._uri,
+            database=self._database_name,
+            tasks=tasks,
+            settings=self._settings,
+            bus=self._bus,
+            clock=self._clock,
+        )
+        try:
+            await supervisor.start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Stop gracefully: running handlers finish, what never started is given back, another instance leads."""
+        supervisor, self._supervisor = self._supervisor, None
+        if supervisor is not None:
+            await supervisor.stop()
+        if self._given is None and self._client is not None:
+            client, self._client = self._client, None
+            await client.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def run(self) -> None:
+        """Start, and block until SIGTERM or SIGINT; a second one ends it hard."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            asyncio.run(self._run())
+            return
+        raise RuntimeError("run() starts an event loop of its own; inside one, use start() and stop()")
+
+    async def _run(self) -> None:
+        told = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def stop() -> None:
+            if told.is_set():
+                os._exit(130)
+            told.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop)
+        async with self:
+            await told.wait()
+
+
+def _database_name(uri: str | None, client: Client | None, database: str | None) -> str:
+    named = check_uri(uri) if uri is not None else None
+    if uri is None and client is None:
+        raise ConfigurationError(
+            "no server", option="uri", expected="App('mongodb://host/db'), client=..., or OPLOGUE_MONGODB_URI"
+        )
+    if client is not None and named is None and database is None:
+        default = client.get_default_database(default="")
+        named = default.name or None
+    name = database or named
+    if not name:
+        raise ConfigurationError(
+            "no database's name", option="database", expected="a name in the URI's path, or database='shop'"
+        )
+    return name
+
+
+def _instance_id(value: str | None) -> str:
+    if value is None:
+        return uuid.uuid4().hex[:12]
+    if not isinstance(value, str) or not value.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigurationError("not a name", option="instance_id", value=value, expected="a non-empty text")
+    return value
+
+
+def _concurrency(value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigurationError(
+            "not a number of slots",
+            option="concurrency",
+            value=value,
+            expected="a whole number; 0 plans only and runs nothing",
+        )
+    return value

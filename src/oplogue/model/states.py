@@ -1,0 +1,164 @@
+"""The states of a task record, and the one place where a transition between them is made.
+
+::
+
+                       claim                        success, skip
+      pending ───────────────────▶ processing ───────────────────▶ completed
+       ▲  ▲  ▲                      │  │  │                            │
+       │  │  └── retry, deferral, ──┘  │  └── no attempts left ──▶ failed
+       │  │      release               │ data changed                  │
+       │  │                            ▼                               │
+       │  └── run ended ──── processing_dirty                          │
+       └───────────── data changed, entered again, manual retry ───────┘
+
+A transition is decided here without a look at the database, so it carries both answers: what the record becomes
+when nothing happened meanwhile, and what it becomes *again* when the planner marked it dirty while it ran. The
+store applies whichever holds, in one fenced update.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+
+class Status(StrEnum):
+    """What is stored in a record's ``status``."""
+
+    PENDING = "pending"
+    PROCESSING = "processing"
+    PROCESSING_DIRTY = "processing_dirty"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+RUNNING = (Status.PROCESSING, Status.PROCESSING_DIRTY)
+"""The statuses of a record that somebody owns."""
+
+
+class Reason(StrEnum):
+    """Why a run ended as it did; also the word that events and metrics use."""
+
+    COMPLETED = "completed"
+    SKIPPED = "skipped"
+    MOVED = "moved"
+    RETRIED = "retried"
+    FAILED = "failed"
+    DEFERRED = "deferred"
+    RELEASED = "released"
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """What the end of a run makes of its record. Equal transitions are written in one statement."""
+
+    reason: Reason
+    status: Status
+    run_in: timedelta | None = None
+    """Pending: how long after the server's now; with ``run_at`` the other way to say it."""
+    run_at: datetime | None = None
+    again_in: timedelta = timedelta()
+    """How long a dirty record waits before it runs again."""
+    resets_attempts: bool = True
+    """Whether a dirty record starts with a full set of attempts."""
+    duration_ms: int = 0
+    history_limit: int = 5
+    error: str | None = None
+    values: dict[str, Any] | None = None
+    """Moved: the watched values that the check read."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether this was an attempt: a deferral or a release takes it back."""
+        return self.reason not in (Reason.DEFERRED, Reason.RELEASED)
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it ended an error sequence: a skip counts as success."""
+        return self.reason in (Reason.COMPLETED, Reason.SKIPPED, Reason.MOVED)
+
+
+def completed(*, duration_ms: int, debounce: timedelta, history_limit: int) -> Transition:
+    """The handler returned."""
+    return Transition(
+        Reason.COMPLETED,
+        Status.COMPLETED,
+        again_in=debounce,
+        duration_ms=duration_ms,
+        history_limit=history_limit,
+    )
+
+
+def skipped(*, duration_ms: int, debounce: timedelta, history_limit: int) -> Transition:
+    """The document is gone or outside the filter: done, and marked as left, so that its return is noticed."""
+    return Transition(
+        Reason.SKIPPED,
+        Status.COMPLETED,
+        again_in=debounce,
+        duration_ms=duration_ms,
+        history_limit=history_limit,
+    )
+
+
+def moved(values: dict[str, Any], *, duration_ms: int, debounce: timedelta, history_limit: int) -> Transition:
+    """The watched values moved on before the handler looked: planned anew with the values that it found."""
+    return Transition(
+        Reason.MOVED,
+        Status.PENDING,
+        run_in=debounce,
+        again_in=debounce,
+        duration_ms=duration_ms,
+        history_limit=history_limit,
+        values=values,
+    )
+
+
+def retried(
+    delay: timedelta,
+    *,
+    error: str,
+    duration_ms: int,
+    again_in: timedelta,
+    resets_attempts: bool,
+    history_limit: int,
+) -> Transition:
+    """The handler failed and has attempts left."""
+    return Transition(
+        Reason.RETRIED,
+        Status.PENDING,
+        run_in=delay,
+        again_in=again_in,
+        resets_attempts=resets_attempts,
+        duration_ms=duration_ms,
+        history_limit=history_limit,
+        error=error,
+    )
+
+
+def failed(
+    *, error: str, duration_ms: int, again_in: timedelta, resets_attempts: bool, history_limit: int
+) -> Transition:
+    """The handler failed for good: a dead letter, unless its data changed meanwhile."""
+    return Transition(
+        Reason.FAILED,
+        Status.FAILED,
+        again_in=again_in,
+        resets_attempts=resets_attempts,
+        duration_ms=duration_ms,
+        history_limit=history_limit,
+        error=error,
+    )
+
+
+def deferred(until: timedelta | datetime) -> Transition:
+    """The handler put itself off. No attempt is counted, and a dirty record too waits until then."""
+    if isinstance(until, timedelta):
+        return Transition(Reason.DEFERRED, Status.PENDING, run_in=until)
+    return Transition(Reason.DEFERRED, Status.PENDING, run_at=until)
+
+
+def released(*, debounce: timedelta) -> Transition:
+    """Claimed, never started, given back: due at once, no attempt counted."""
+    return Transition(Reason.RELEASED, Status.PENDING, run_in=timedelta(), again_in=debounce)

@@ -1,0 +1,218 @@
+"""What a handler gets: its record, its document, and the controls of its own run.
+
+A `Run` is the engine's side of one execution, a `Context` the handler's side of the same. What the handler asked
+for (a deferral, a completion) belongs to the run and is looked at when the handler has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from oplogue.errors import ConfigurationError, LeaseLostError, TaskConditionFailedError
+from oplogue.model.definition import TaskDefinition
+from oplogue.model.durations import DurationLike, parse_duration
+from oplogue.model.outcomes import Deferred, Moved, Outcome, Raised, Skipped, Succeeded
+from oplogue.model.record import ClaimedRecord
+
+if TYPE_CHECKING:
+    from oplogue.store import Session
+
+Moment = timedelta | datetime
+Scope = Literal["instance", "cluster"]
+NOT_COMMITTED = "mark_completed(session=...) was called, but its transaction was not committed"
+
+
+class RunStore(Protocol):
+    """What a run needs of the database."""
+
+    async def fetch(
+        self, run: Run, session: Session | None, options: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """The document, if it meets the run's condition."""
+        ...
+
+    async def watched_now(self, run: Run) -> dict[str, Any] | None:
+        """The document's watched values now; None where it is gone or outside the filter."""
+        ...
+
+    async def complete(self, run: Run, session: Session | None) -> bool:
+        """Write the run's completion; whether the record was still owned."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One execution of a claimed record."""
+
+    record: ClaimedRecord
+    definition: TaskDefinition
+    instance_id: str
+    store: RunStore
+    elapsed_ms: Callable[[], int]
+    stop_renewal: Callable[[Run], None]
+    throttle: Callable[[str, Moment, Scope], None]
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    document: Any = None
+    lost: bool = False
+    timed_out: bool = False
+    deferral: Moment | None = None
+    condition: Moved | Skipped | None = None
+    completed: Literal["no", "in a transaction", "yes"] = "no"
+
+    def ended(self, error: BaseException | None) -> Outcome | None:
+        """What the run came to; None where its completion is durable already."""
+        if self.completed == "yes":
+            return None
+        took = self.elapsed_ms()
+        if self.timed_out:
+            return Raised(took, f"TimeoutError: still running after {self.definition.timeout}")
+        if self.completed == "in a transaction":
+            return Raised(took, NOT_COMMITTED if error is None else describe_error(error))
+        if self.condition is not None:
+            return self.condition
+        if error is not None:
+            return Raised(took, describe_error(error))
+        return Succeeded(took) if self.deferral is None else Deferred(self.deferral)
+
+
+class Context:
+    """The handler's view of its own run.
+
+    In an ``async def`` handler ``get_document`` and ``mark_completed`` are awaited; a plain ``def`` handler, which
+    runs in a thread, calls the same names without ``await``.
+    """
+
+    __slots__ = ("_run",)
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    @property
+    def task(self) -> str:
+        """The task's name."""
+        return self._run.definition.task
+
+    @property
+    def doc_id(self) -> Any:
+        """The ``_id`` of the source document."""
+        return self._run.record.doc_id
+
+    @property
+    def watched_values(self) -> dict[str, Any]:
+        """The watched values that this run was planned for."""
+        return self._run.record.values
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt, from 1. A deferral does not count."""
+        return self._run.record.attempts
+
+    @property
+    def instance_id(self) -> str:
+        """The instance that runs this."""
+        return self._run.instance_id
+
+    @property
+    def cancelled(self) -> asyncio.Event:
+        """Set when the lease is lost, the timeout passes, or shutdown gives up waiting."""
+        return self._run.cancelled
+
+    async def get_document(
+        self, *, projection: Any = None, session: Session | None = None, **find_options: Any
+    ) -> dict[str, Any]:
+        """The source document, if it still exists, matches the filter and has the watched values of this run.
+
+        Otherwise TaskConditionFailedError: the run is skipped, and planned anew where the values moved on.
+        """
+        return await _get_document(self._run, projection, session, find_options)
+
+    def defer_current(self, until: DurationLike | datetime) -> None:
+        """Run this document's task later instead; no attempt is counted. The last call wins."""
+        self._run.deferral = _moment(until, "defer_current")
+
+    def throttle_all(self, until: DurationLike | datetime, scope: Scope = "instance") -> None:
+        """Start no other run of this task until then, on this instance or in the whole cluster."""
+        if scope not in ("instance", "cluster"):
+            raise ConfigurationError(
+                "unknown scope", option="scope", value=scope, expected="'instance' or 'cluster'"
+            )
+        self._run.throttle(self.task, _moment(until, "throttle_all"), scope)
+
+    async def mark_completed(self, *, session: Session | None = None) -> None:
+        """Write the completion now; in a session's transaction, exactly when that commits.
+
+        LeaseLostError when the record is no longer owned: in a transaction, let it abort.
+        """
+        await _mark_completed(self._run, session)
+
+
+class BlockingContext(Context):
+    """The same context for a handler in a thread: what it awaits runs in the app's event loop."""
+
+    __slots__ = ("_loop",)
+
+    def __init__(self, run: Run, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(run)
+        self._loop = loop
+
+    def get_document(  # type: ignore[override]  # a plain handler calls it without await
+        self, *, projection: Any = None, session: Session | None = None, **find_options: Any
+    ) -> dict[str, Any]:
+        """As `Context.get_document`, blocking this thread."""
+        look = _get_document(self._run, projection, session, find_options)
+        return asyncio.run_coroutine_threadsafe(look, self._loop).result()
+
+    def mark_completed(  # type: ignore[override]  # a plain handler calls it without await
+        self, *, session: Session | None = None
+    ) -> None:
+        """As `Context.mark_completed`, blocking this thread."""
+        write = _mark_completed(self._run, session)
+        asyncio.run_coroutine_threadsafe(write, self._loop).result()
+
+    def throttle_all(self, until: DurationLike | datetime, scope: Scope = "instance") -> None:
+        """As `Context.throttle_all`."""
+        moment = _moment(until, "throttle_all")
+        self._loop.call_soon_threadsafe(lambda: Context.throttle_all(self, moment, scope))
+
+
+def describe_error(error: BaseException) -> str:
+    """An exception as it is kept in the record: its class and its message."""
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+async def _get_document(
+    run: Run, projection: Any, session: Session | None, find_options: dict[str, Any]
+) -> dict[str, Any]:
+    if run.lost:
+        raise LeaseLostError(f"task {run.definition.task!r}: the lease of this run is lost")
+    options = find_options if projection is None else {"projection": projection, **find_options}
+    document = await run.store.fetch(run, session, options)
+    if document is not None:
+        run.condition = None
+        return document
+    values = await run.store.watched_now(run)
+    took = run.elapsed_ms()
+    run.condition = Skipped(took) if values is None else Moved(took, values)
+    reason = "the document is gone or outside the filter" if values is None else "its watched values moved on"
+    raise TaskConditionFailedError(run.definition.task, run.record.doc_id, reason)
+
+
+async def _mark_completed(run: Run, session: Session | None) -> None:
+    if run.completed == "yes":
+        return
+    # Renewal stops first: its write would conflict with the transaction's, or follow the completion.
+    run.stop_renewal(run)
+    if run.lost or not await run.store.complete(run, session):
+        raise LeaseLostError(f"task {run.definition.task!r}: the lease of this run is lost")
+    run.completed = "yes" if session is None or not session.in_transaction else "in a transaction"
+
+
+def _moment(value: DurationLike | datetime, option: str) -> Moment:
+    if isinstance(value, datetime):
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value
+    return parse_duration(value, option=option)

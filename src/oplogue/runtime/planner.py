@@ -1,0 +1,266 @@
+"""The planner: one ordered pipeline from the change stream to the task records.
+
+::
+
+    read a batch ──▶ plan it on the server ──▶ acknowledged by a majority ──▶ save the position
+         ▲                 │ wake the workers
+         └── reads on while a plan is under way
+
+Invariants:
+
+- The position is saved only after everything before it is planned. What could not be planned yet is *held back*:
+  the position stays before the first event of it, and the rest goes on.
+- No document is in two plan commands at once: what arrives while its plan is under way waits for the next round.
+- A batch is whatever is there when the last one is done: a lone event is planned at once, a flood in thousands.
+
+On failure: a statement with a passing failure is sent again; one that ran out of time may have waited for a
+handler's open transaction, so documents with a running record are planned apart from then on; one that the
+server refuses is halved, over documents and then over tasks, down to the one that it refuses, which is parked
+visibly, and the rest goes on. Errors of the stream reopen it; a lost position ends in a fresh start and a
+reconciliation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from oplogue.clock import Clock
+from oplogue.model.definition import Namespace
+from oplogue.runtime.bus import Bus
+from oplogue.runtime.office import Office
+from oplogue.store.documents import key_of
+from oplogue.store.faults import StoreError, describe, is_passing, is_stalled
+from oplogue.store.planning import Change, Planning
+from oplogue.store.plans import PlannedTask, Stamp
+from oplogue.store.stream import Batch, Kind, Position
+
+_MOST_IN_HAND = 20_000
+_BATCH = 2_000
+_PATIENT = timedelta(seconds=1)
+_CAREFUL_FOR = 60.0
+_RETRY_HELD = 0.5
+
+Changes = dict[Any, Change]
+
+
+@dataclass(slots=True)
+class InHand:
+    """What has been read and not yet planned."""
+
+    changes: dict[Namespace, Changes] = field(default_factory=dict[Namespace, Changes])
+    position: Position | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self.changes.values()))
+
+    def add(self, source: Namespace, change: Change) -> None:
+        """Take in one document's change."""
+        known = self.changes.setdefault(source, {})
+        key = key_of(change.id)
+        if key in known:
+            known[key].later(change)
+        else:
+            known[key] = change
+
+
+class Planner:
+    """Plans what the stream reports, for one term in office."""
+
+    def __init__(
+        self,
+        *,
+        tasks: Sequence[PlannedTask],
+        office: Office,
+        planning: Planning,
+        wake: Callable[[Iterable[str]], None],
+        bound: timedelta,
+        bus: Bus,
+        clock: Clock,
+    ) -> None:
+        self._tasks: dict[Namespace, list[PlannedTask]] = {}
+        for task in tasks:
+            self._tasks.setdefault(task.definition.source, []).append(task)
+        self._office = office
+        self._planning = planning
+        self._wake = wake
+        self._bound = bound
+        self._bus = bus
+        self._clock = clock
+        self._in_hand = InHand()
+        self._held = InHand()
+        self._held_until = 0.0
+        self._careful_until = 0.0
+        self._arrived = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self.was_quiet = True
+        """Whether the last step found nothing to plan."""
+
+    # -- reading
+
+    async def take(self, batch: Batch) -> None:
+        """Take in an answer of the stream; waits while too much is in hand."""
+        for event in batch.events:
+            if event.source not in self._tasks:
+                continue
+            if event.kind is Kind.CHANGED:
+                self._in_hand.add(event.source, Change(event.id, event.time, event.time))
+            elif event.kind is Kind.DELETED:
+                self._in_hand.add(event.source, Change(event.id, event.time, event.time, event.time))
+        self._in_hand.position = batch.position
+        self._arrived.set()
+        if len(self._in_hand) >= _MOST_IN_HAND:
+            self._room.clear()
+            await self._room.wait()
+
+    # -- planning
+
+    async def step(self, patience: float) -> Position | None:
+        """Plan everything in hand; the position up to which all is planned, None where nothing came."""
+        if self._held.changes:
+            patience = min(patience, max(self._held_until - self._clock.monotonic(), 0))
+        await self._clock.wait(self._arrived, patience)
+        self._arrived.clear()
+        taken, self._in_hand = self._in_hand, InHand()
+        self._room.set()
+        self._take_back(taken)
+        self.was_quiet = not taken.changes
+        for source, changes in taken.changes.items():
+            await self._plan_source(source, changes)
+        return self._planned_up_to(taken.position)
+
+    def _take_back(self, taken: InHand) -> None:
+        """Held documents come along when their time has come, or when more happened to them."""
+        due = self._held_until <= self._clock.monotonic()
+        held, self._held = self._held, InHand()
+        for source, changes in held.changes.items():
+            for key, change in changes.items():
+                if due or key in taken.changes.get(source, {}):
+                    taken.add(source, change)
+                else:
+                    self._held.add(source, change)
+
+    def _planned_up_to(self, position: Position | None) -> Position | None:
+        first = min((c.time for held in self._held.changes.values() for c in held.values()), default=None)
+        if first is not None:
+            return Position(first) if position is not None else None
+        return position
+
+    async def _plan_source(self, source: Namespace, changes: Changes) -> None:
+        everything = list(changes.values())
+        for start in range(0, len(everything), _BATCH):
+            self._office.check()
+            await self._plan_batch(source, everything[start : start + _BATCH])
+            self._office.beat()
+
+    async def _plan_batch(self, source: Namespace, batch: list[Change]) -> None:
+        tasks = self._tasks[source]
+        names = [task.definition.task for task in tasks]
+        stamp = await self._again(
+            lambda: self._planning.stamp(tasks, max(change.last for change in batch), self._bound)
+        )
+        deleted = [change for change in batch if change.deleted_at is not None]
+        if deleted:
+            await self._again(lambda: self._planning.mark_deleted(source, names, deleted, stamp, self._bound))
+        await self._plan_changes(tasks, batch, stamp)
+        self._bus.emit("planner.planned", count=len(batch))
+
+    async def _plan_changes(self, tasks: list[PlannedTask], batch: list[Change], stamp: Stamp) -> None:
+        if self._careful_until > self._clock.monotonic():
+            await self._plan_carefully(tasks, batch, stamp)
+            return
+        try:
+            await self._plan_group(tasks, batch, stamp, _PATIENT)
+        except StoreError as error:
+            if not is_stalled(error):
+                raise
+            await self._stalled(error, len(batch), _PATIENT)
+            await self._plan_carefully(tasks, batch, stamp)
+
+    async def _stalled(self, error: StoreError, count: int, waited: timedelta) -> None:
+        self._bus.emit("planner.batch_failed", count=count, error=describe(error))
+        self._careful_until = self._clock.monotonic() + _CAREFUL_FOR
+        # The statement may still be at work on the server, for as long as it was allowed to: an older read of
+        # these documents must not land after the next.
+        await self._clock.sleep(waited.total_seconds() / 10)
+
+    async def _plan_carefully(self, tasks: list[PlannedTask], batch: list[Change], stamp: Stamp) -> None:
+        """Documents with a running record apart from the others: a handler's transaction may hold it for long."""
+        source = tasks[0].definition.source
+        names, ids = [task.definition.task for task in tasks], [change.id for change in batch]
+        running = await self._again(lambda: self._planning.running_among(source, names, ids, self._bound))
+        free = [change for change in batch if key_of(change.id) not in running]
+        if free:
+            await self._plan_group(tasks, free, stamp, self._bound)
+        for change in batch:
+            if key_of(change.id) in running:
+                await self._plan_or_hold(tasks, change, stamp)
+
+    async def _plan_or_hold(self, tasks: list[PlannedTask], change: Change, stamp: Stamp) -> None:
+        try:
+            await self._plan_group(tasks, [change], stamp, _PATIENT / 4)
+        except StoreError as error:
+            if not is_stalled(error):
+                raise
+            self._held.add(tasks[0].definition.source, change)
+            self._held_until = self._clock.monotonic() + _RETRY_HELD
+
+    async def _plan_group(
+        self, tasks: list[PlannedTask], group: list[Change], stamp: Stamp, bound: timedelta
+    ) -> None:
+        """Plan documents for tasks; what the server refuses is halved until it is one of each, and parked."""
+        ids = [change.id for change in group]
+        try:
+            await self._again(lambda: self._planning.plan(tasks, ids, stamp, bound), but=is_stalled)
+            self._wake(task.definition.task for task in tasks)
+            await self._again(lambda: self._planning.mark_left(tasks, ids, stamp, bound), but=is_stalled)
+        except StoreError as error:
+            if is_passing(error):
+                raise
+            await self._halve(tasks, group, stamp, bound, error)
+
+    async def _halve(
+        self,
+        tasks: list[PlannedTask],
+        group: list[Change],
+        stamp: Stamp,
+        bound: timedelta,
+        error: StoreError,
+    ) -> None:
+        self._office.check()
+        if len(group) > 1:
+            middle = len(group) // 2
+            await self._plan_group(tasks, group[:middle], stamp, bound)
+            await self._plan_group(tasks, group[middle:], stamp, bound)
+        elif len(tasks) > 1:
+            middle = len(tasks) // 2
+            await self._plan_group(tasks[:middle], group, stamp, bound)
+            await self._plan_group(tasks[middle:], group, stamp, bound)
+        else:
+            await self._park(tasks[0], group[0], stamp, error)
+
+    async def _park(self, task: PlannedTask, change: Change, stamp: Stamp, error: StoreError) -> None:
+        said = describe(error)
+        await self._again(lambda: self._planning.park(task, change.id, said, stamp, self._bound))
+        name, source = task.definition.task, str(task.definition.source)
+        self._bus.emit("planner.parked", source=source, doc_id=change.id, task=name, error=said)
+
+    async def _again(
+        self, send: Callable[[], Any], but: Callable[[BaseException], bool] | None = None
+    ) -> Any:
+        """Send a statement until it goes through, while its failures pass and this instance is in office."""
+        pause = 0.02
+        while True:
+            try:
+                return await send()
+            except StoreError as error:
+                if not is_passing(error) or (but is not None and but(error)):
+                    raise
+                self._bus.emit("planner.batch_failed", count=0, error=describe(error))
+            self._office.check()
+            await self._clock.sleep(pause * (0.5 + self._clock.random()))
+            pause = min(2 * pause, 1.0)

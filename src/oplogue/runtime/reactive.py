@@ -1,0 +1,298 @@
+"""Reactive tasks as a source of work: the records beside one source collection, and the handlers for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from oplogue.clock import Clock
+from oplogue.model import states
+from oplogue.model.definition import Namespace, Task, TaskDefinition
+from oplogue.model.outcomes import Moved, Outcome, Skipped, decide
+from oplogue.model.record import ClaimedRecord
+from oplogue.model.states import Reason, Transition
+from oplogue.runtime.bus import Bus
+from oplogue.runtime.context import BlockingContext, Context, Moment, Run, Scope
+from oplogue.runtime.settings import Settings
+from oplogue.runtime.work import Ended, Kind
+from oplogue.store import Session
+from oplogue.store.documents import Seen, SourceDocuments, key_of
+from oplogue.store.tasks import Look, Suspect, TaskRecords
+
+_GROUPS = (32, 4, 1)
+"""How many suspects are claimed together, by how often they lost their lease."""
+
+_CODES = {
+    Reason.COMPLETED: "task.completed",
+    Reason.SKIPPED: "task.skipped",
+    Reason.MOVED: "task.skipped",
+    Reason.RETRIED: "task.retried",
+    Reason.FAILED: "task.failed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Controls:
+    """What a run may ask of the engine."""
+
+    stop_renewal: Callable[[Run], None]
+    throttle: Callable[[str, Moment, Scope], None]
+
+
+class ReactiveSource:
+    """The tasks of one collection that this instance runs."""
+
+    def __init__(
+        self,
+        *,
+        tasks: Sequence[Task],
+        hashes: Mapping[str, str],
+        records: TaskRecords,
+        documents: SourceDocuments,
+        settings: Settings,
+        controls: Controls,
+        threads: ThreadPoolExecutor,
+        bus: Bus,
+        clock: Clock,
+    ) -> None:
+        self.namespace: Namespace = tasks[0].definition.source
+        self.kinds = tuple(
+            Kind(task.name, task.definition.priority, task.definition.concurrency) for task in tasks
+        )
+        self._tasks = {task.name: task for task in tasks}
+        self._hashes = dict(hashes)
+        self._records = records
+        self._documents = documents
+        self._settings = settings
+        self._controls = controls
+        self._threads = threads
+        self._bus = bus
+        self._clock = clock
+
+    # -- claiming
+
+    async def look(self, names: Sequence[str], wanted: Mapping[str, int]) -> Look:
+        """The agenda, and the first due records."""
+        return await self._records.look(names, wanted)
+
+    async def claim(self, ids: Sequence[Any]) -> list[Run]:
+        """Take those that are still due."""
+        claimed = await self._records.claim(ids, owner=self._settings.instance_id, lease=self._settings.lease)
+        return [self._new_run(record) for record in claimed]
+
+    async def reclaim(self, names: Sequence[str], limit: int) -> list[Run]:
+        """Take a group of suspects, or fail those for good that lost their lease alone at their last attempt."""
+        suspects = await self._records.suspects(names, _GROUPS[0])
+        dead = [suspect for suspect in suspects if self._is_dead(suspect)]
+        await self._bury(dead)
+        alive = [suspect for suspect in suspects if suspect not in dead]
+        if not alive:
+            return []
+        least = min(suspect.lost for suspect in alive)
+        size = min(limit, _GROUPS[min(least, len(_GROUPS) - 1)])
+        group = [suspect.id for suspect in alive if suspect.lost == least][:size]
+        claimed = await self._records.claim(
+            group, owner=self._settings.instance_id, lease=self._settings.lease, suspects=True
+        )
+        return [self._new_run(record) for record in claimed]
+
+    def _is_dead(self, suspect: Suspect) -> bool:
+        most = self._tasks[suspect.task].definition.retry_policy.max_attempts
+        return suspect.alone and most != -1 and suspect.attempts >= most
+
+    async def _bury(self, dead: Sequence[Suspect]) -> None:
+        by_task: dict[str, list[Any]] = defaultdict(list)
+        for suspect in dead:
+            by_task[suspect.task].append(suspect.id)
+        for name, ids in by_task.items():
+            limit = self._tasks[name].definition.execution_history_limit
+            error = "LeaseLost: the process died or was cut off each time this ran"
+            count = await self._records.fail_suspects(ids, error, limit)
+            if count:
+                self._bus.emit("task.dead_letter", task=name, count=count)
+
+    def _new_run(self, record: ClaimedRecord) -> Run:
+        return Run(
+            record=record,
+            definition=self._tasks[record.task].definition,
+            instance_id=self._settings.instance_id,
+            store=self,
+            elapsed_ms=_zero,
+            stop_renewal=self._controls.stop_renewal,
+            throttle=self._controls.throttle,
+        )
+
+    # -- verifying
+
+    async def prepare(self, runs: Sequence[Run]) -> list[Ended]:
+        """One query per task for all its records that must be verified, or whose handler takes the document."""
+        groups: dict[str, list[Run]] = defaultdict(list)
+        for run in runs:
+            name = run.record.task
+            if self._tasks[name].handler.wants_document or run.record.planned_under != self._hashes[name]:
+                groups[name].append(run)
+        needless: list[Ended] = []
+        for name, group in groups.items():
+            task = self._tasks[name]
+            ids = [run.record.doc_id for run in group]
+            seen = await self._documents.look(task.definition, ids, with_document=task.handler.wants_document)
+            for run in group:
+                outcome = _verified(run, seen.get(key_of(run.record.doc_id)))
+                if outcome is not None:
+                    needless.append(Ended(run, outcome))
+        return needless
+
+    # -- running
+
+    async def execute(self, run: Run) -> Outcome | None:
+        """Run the handler inside the middleware; the outcome is what the run came to, whatever was raised."""
+        record, timer = run.record, None
+        run.elapsed_ms = _stopwatch(self._clock)
+        self._bus.emit("task.started", task=record.task, doc_id=record.doc_id, attempt=record.attempts)
+        if run.definition.timeout is not None:
+            timer = self._time_out(run, run.definition.timeout.total_seconds())
+        error: BaseException | None = None
+        try:
+            await self._call(self._tasks[record.task], run)
+        except asyncio.CancelledError as cancelled:
+            if run.cancelled.is_set() and not run.timed_out:
+                raise
+            error = cancelled
+        except Exception as raised:  # noqa: BLE001 - whatever a handler raises is a failed attempt
+            error = raised
+        finally:
+            if timer is not None:
+                timer.cancel()
+        outcome = run.ended(error)
+        if outcome is None:
+            self._report(run, self._completion(run))
+        return outcome
+
+    async def _call(self, task: Task, run: Run) -> None:
+        handler = task.handler
+        loop = asyncio.get_running_loop()
+        context = Context(run) if handler.is_async else BlockingContext(run, loop)
+        document = handler.convert(run.document) if handler.wants_document else None
+        arguments = handler.arguments(document, context)
+
+        async def call() -> None:
+            if handler.is_async:
+                await handler.function(*arguments)
+                return
+            copied = contextvars.copy_context()
+            await loop.run_in_executor(self._threads, partial(copied.run, handler.function, *arguments))
+
+        await _wrapped(call, context, self._settings.middleware)()
+
+    def _time_out(self, run: Run, seconds: float) -> asyncio.TimerHandle:
+        task = asyncio.current_task()
+
+        def expire() -> None:
+            run.timed_out = True
+            run.cancelled.set()
+            if task is not None:
+                task.cancel()
+
+        return asyncio.get_running_loop().call_later(seconds, expire)
+
+    # -- settling
+
+    async def settle(self, ended: Sequence[Ended]) -> None:
+        """Write outcomes in groups by claim; those whose completion hangs on a transaction one by one."""
+        now = self._clock.now()
+        groups: dict[Any, dict[Any, Transition]] = defaultdict(dict)
+        runs: dict[tuple[Any, Any], Run] = {}
+        for one in ended:
+            record = one.run.record
+            transition = decide(one.outcome, record, one.run.definition, now)
+            if one.run.completed == "in a transaction":
+                await self._settle_transaction(one.run, transition)
+                continue
+            groups[record.token][record.id] = transition
+            runs[record.token, record.id] = one.run
+        for token, transitions in groups.items():
+            lost = await self._records.settle(token, transitions)
+            for id_, transition in transitions.items():
+                self._report(runs[token, id_], None if id_ in lost else transition)
+
+    async def _settle_transaction(self, run: Run, transition: Transition) -> None:
+        """Its completion may have been committed: then the fence matches nothing, and the record has our token."""
+        record = run.record
+        applied = await self._records.settle_one(record.token, record.id, transition)
+        if applied == "settled before":
+            transition = self._completion(run)
+        self._report(run, None if applied == "lost" else transition)
+
+    def _report(self, run: Run, transition: Transition | None) -> None:
+        fields = {"task": run.record.task, "doc_id": run.record.doc_id, "attempt": run.record.attempts}
+        if transition is None:
+            self._bus.emit("task.lease_lost", **fields)
+        elif transition.reason is Reason.DEFERRED:
+            self._bus.emit("task.deferred", **fields)
+        elif transition.error is not None:
+            code = _CODES[transition.reason]
+            self._bus.emit(code, **fields, duration_ms=transition.duration_ms, error=transition.error)
+        elif transition.reason is not Reason.RELEASED:
+            self._bus.emit(_CODES[transition.reason], **fields, duration_ms=transition.duration_ms)
+
+    # -- what a run asks of the database
+
+    async def fetch(
+        self, run: Run, session: Session | None, options: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """The document, if it meets the run's condition."""
+        record = run.record
+        return await self._documents.fetch(
+            run.definition, record.doc_id, record.values, session=session, **options
+        )
+
+    async def watched_now(self, run: Run) -> dict[str, Any] | None:
+        """The document's watched values now; None where it is gone or outside the filter."""
+        seen = await self._documents.look(run.definition, [run.record.doc_id], with_document=False)
+        found = seen.get(key_of(run.record.doc_id))
+        return None if found is None else found.values
+
+    async def complete(self, run: Run, session: Session | None) -> bool:
+        """Write the completion; whether the record was still owned."""
+        record = run.record
+        return await self._records.complete(record.token, record.id, self._completion(run), session)
+
+    def _completion(self, run: Run) -> Transition:
+        definition: TaskDefinition = run.definition
+        return states.completed(
+            duration_ms=run.elapsed_ms(),
+            debounce=definition.debounce,
+            history_limit=definition.execution_history_limit,
+        )
+
+
+def _verified(run: Run, seen: Seen | None) -> Outcome | None:
+    if seen is None:
+        return Skipped(0)
+    if not seen.holds(run.record.values):
+        return Moved(0, seen.values)
+    run.document = seen.document
+    return None
+
+
+def _wrapped(
+    call: Callable[[], Awaitable[None]], context: Context, middleware: Sequence[Any]
+) -> Callable[[], Awaitable[None]]:
+    for layer in reversed(middleware):
+        call = partial(layer, context, call)
+    return call
+
+
+def _zero() -> int:
+    return 0
+
+
+def _stopwatch(clock: Clock) -> Callable[[], int]:
+    started = clock.monotonic()
+    return lambda: int((clock.monotonic() - started) * 1000)

@@ -1,0 +1,179 @@
+"""Renewing what this instance holds: the leases of its records, and its leadership.
+
+It is done by a thread with a client of its own, so that a handler which blocks the event loop does not lose its
+record: nothing of the event loop takes part. Code that holds the interpreter's lock stops the thread too: then the
+lease is lost, reported and fenced. Where the app was given a client and no URI there is nothing to make such a
+client from, and the event loop itself renews.
+
+A renewal that fails is tried again at the next beat. When none succeeded for a whole lease, the records are given
+up: their handlers are told, and nothing of their runs is written. A record that somebody else claimed is given up
+at once. Before the records of a long outage are given up, a renewal is tried: an expired lease that nobody has
+reclaimed is still ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from oplogue.clock import Clock
+from oplogue.model.definition import Namespace
+from oplogue.runtime.bus import Bus
+from oplogue.runtime.context import Run
+from oplogue.runtime.leases import LeaseBook
+from oplogue.runtime.office import Office
+from oplogue.runtime.settings import Settings
+from oplogue.store import Client
+from oplogue.store.connection import make_blocking_client
+from oplogue.store.faults import StoreError, describe
+from oplogue.store.leadership import renew as renew_leadership
+from oplogue.store.leadership import renew_blocking as renew_leadership_blocking
+from oplogue.store.renewals import Lost, Owned, renew, renew_blocking
+
+_BEATS = 6
+"""Renewal is thought of so many times in a lease; each lease is renewed when a third of it has passed."""
+
+
+class Renewal(Protocol):
+    """Whatever renews."""
+
+    def start(self) -> None:
+        """Begin."""
+        ...
+
+    async def stop(self) -> None:
+        """End."""
+        ...
+
+
+class _Renewing:
+    """What both kinds of renewal share: what is due, and what an answer means."""
+
+    def __init__(
+        self,
+        *,
+        uri: str | None,
+        client: Client,
+        book: LeaseBook,
+        office: Callable[[], Office | None],
+        globals_: Namespace,
+        settings: Settings,
+        lost: Callable[[list[Run]], None],
+        bus: Bus,
+        clock: Clock,
+    ) -> None:
+        self._uri = uri
+        self._client = client
+        self._book = book
+        self._office = office
+        self._globals = globals_
+        self._settings = settings
+        self._lost = lost
+        self._bus = bus
+        self._clock = clock
+        self._beat = settings.lease.total_seconds() / _BEATS
+
+    def _office_due(self) -> Office | None:
+        office = self._office()
+        return office if office is not None and office.to_be_renewed else None
+
+    def _noted(self, owned: Owned, lost: Lost, asked_at: float) -> None:
+        gone = self._book.renewed(owned, lost, asked_at)
+        if gone:
+            self._lost(gone)
+
+    def _give_up_expired(self) -> None:
+        expired = self._book.expired()
+        if expired:
+            self._lost(expired)
+
+    def _failed(self, error: StoreError) -> None:
+        self._bus.emit("lease.renewal_failed", error=describe(error))
+
+
+class ThreadRenewal(_Renewing):
+    """Renews from a daemon thread."""
+
+    _thread: threading.Thread | None = None
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._stopping = threading.Event()
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name="oplogue-leases", daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End. A renewal that is under way takes no longer than one operation may."""
+        if self._thread is not None:
+            self._stopping.set()
+            await asyncio.to_thread(self._thread.join)
+            self._thread = None
+
+    def _run(self) -> None:
+        assert self._uri is not None
+        with make_blocking_client(self._uri) as client:
+            bound = self._settings.bound
+            while not self._stopping.wait(self._beat):
+                office = self._office_due()
+                if office is not None:
+                    asked_at = self._clock.monotonic()
+                    try:
+                        kept = renew_leadership_blocking(
+                            client, self._globals, office.term, self._settings.lease, bound
+                        )
+                    except StoreError as error:
+                        self._tell(self._failed, error)
+                    else:
+                        office.answered(kept, asked_at)
+                for source, owned in self._book.fading().items():
+                    asked_at = self._clock.monotonic()
+                    try:
+                        lost = renew_blocking(client, source, owned, self._settings.lease, bound)
+                    except StoreError as error:
+                        self._tell(self._failed, error)
+                    else:
+                        self._tell(self._noted, owned, lost, asked_at)
+                self._tell(self._give_up_expired)
+
+    def _tell(self, what: Callable[..., None], *arguments: object) -> None:
+        assert self._loop is not None
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(what, *arguments)
+
+
+class LoopRenewal(_Renewing):
+    """Renews from the event loop, for an app that was given a client and no URI."""
+
+    _task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._task = asyncio.create_task(self._run(), name="oplogue-leases")
+
+    async def stop(self) -> None:
+        """End."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _run(self) -> None:
+        lease, bound = self._settings.lease, self._settings.bound
+        while True:
+            await self._clock.sleep(self._beat)
+            try:
+                office = self._office_due()
+                if office is not None:
+                    asked_at = self._clock.monotonic()
+                    kept = await renew_leadership(self._client, self._globals, office.term, lease, bound)
+                    office.answered(kept, asked_at)
+                for source, owned in self._book.fading().items():
+                    asked_at = self._clock.monotonic()
+                    self._noted(owned, await renew(self._client, source, owned, lease, bound), asked_at)
+            except StoreError as error:
+                self._failed(error)
+            self._give_up_expired()

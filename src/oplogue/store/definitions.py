@@ -1,0 +1,171 @@
+"""Definitions as they are stored in the globals collection: so that any leader plans any instance's tasks.
+
+A definition's trigger (filter and watched values) is kept as canonical extended JSON: readable, complete, and free of
+operators that a stored document may not have as keys. Its hash tells records that were planned under another
+trigger. A changed trigger and "not reconciled yet" are saved in one update.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from bson import Timestamp, json_util
+from pymongo import UpdateOne
+
+from oplogue.errors import ConfigurationError
+from oplogue.model.definition import Namespace, TaskDefinition
+from oplogue.model.durations import format_duration, parse_duration
+from oplogue.model.filters import compile_filter
+from oplogue.model.policies import CleanupPolicy, Evolution
+from oplogue.model.projection import compile_projection
+from oplogue.model.retry import describe, policy_from
+from oplogue.store.connection import Client, Collection, Document, bounded, ours
+from oplogue.store.expressions import NOW, ROOT, Expr, first_set, literal, when
+from oplogue.store.plans import PlannedTask
+
+_PREFIX = "task:"
+_HASH_LENGTH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTask:
+    """A definition in force, and how far its documents have been planned."""
+
+    planned: PlannedTask
+    reconciled: bool
+    covered_to: Timestamp | None
+    """Up to where the stream was followed with this trigger."""
+
+    @property
+    def name(self) -> str:
+        """The task's name."""
+        return self.planned.definition.task
+
+
+class Definitions:
+    """The definitions in one globals collection."""
+
+    def __init__(self, client: Client, globals_: Namespace, *, bound: timedelta) -> None:
+        self._globals: Collection = ours(client, globals_)
+        self._bound = bound
+
+    async def announce(self, definitions: Sequence[TaskDefinition]) -> None:
+        """Store the definitions of this instance; one whose trigger is new or changed is to be reconciled."""
+        writes = [
+            UpdateOne({"_id": _PREFIX + definition.task}, [{"$set": _announced(definition)}], upsert=True)
+            for definition in definitions
+        ]
+        if writes:
+            with bounded(self._bound):
+                await self._globals.bulk_write(writes, ordered=False)
+
+    async def all(self) -> list[StoredTask]:
+        """Every definition that can be read; one that was edited by hand into nonsense is left out."""
+        with bounded(self._bound):
+            documents = await self._globals.find({"_id": {"$regex": f"^{_PREFIX}"}}).to_list()
+        stored = (_stored(document) for document in documents)
+        return [task for task in stored if task is not None]
+
+    async def reconciled(self, tasks: Sequence[StoredTask]) -> None:
+        """Note that all documents were planned for these triggers, unless a trigger changed meanwhile."""
+        for task in tasks:
+            with bounded(self._bound):
+                await self._globals.update_one(
+                    {"_id": _PREFIX + task.name, "hash": task.planned.hash},
+                    [{"$set": {"reconciled": True, "reconciledAt": NOW}}],
+                )
+
+    async def to_be_reconciled(self) -> None:
+        """History was lost: every task must be reconciled again."""
+        with bounded(self._bound):
+            await self._globals.update_many(
+                {"_id": {"$regex": f"^{_PREFIX}"}}, {"$set": {"reconciled": False}, "$unset": {"scan": 1}}
+            )
+
+
+def trigger_json(definition: TaskDefinition) -> str:
+    """The trigger as it is stored."""
+    trigger = {"filter": definition.filter.raw, "watched": definition.projection.expression}
+    return json_util.dumps(trigger, json_options=json_util.CANONICAL_JSON_OPTIONS)
+
+
+def trigger_hash(definition: TaskDefinition) -> str:
+    """Any difference in the filter, the projection or the collection makes another hash."""
+    text = f"{definition.source} {trigger_json(definition)}"
+    return hashlib.sha256(text.encode()).hexdigest()[:_HASH_LENGTH]
+
+
+def planned(definition: TaskDefinition) -> PlannedTask:
+    """A definition ready for the planner."""
+    return PlannedTask(definition, trigger_hash(definition))
+
+
+def _announced(definition: TaskDefinition) -> dict[str, Expr]:
+    hash_ = trigger_hash(definition)
+    same: Expr = {"$eq": ["$hash", hash_]}
+    known: Expr = {"$eq": [{"$type": "$hash"}, "string"]}
+    # A trigger that changed is reconciled only where the user wants that; a new one always.
+    done = when(known, not definition.evolution.reconcile_on_trigger_change, False)
+    fields = {
+        "task": definition.task,
+        "database": definition.source.database,
+        "collection": definition.source.collection,
+        "trigger": trigger_json(definition),
+        "hash": hash_,
+        "debounce": format_duration(definition.debounce),
+        "maxWait": format_duration(definition.max_wait),
+        "retryPolicy": describe(definition.retry_policy),
+        "cleanupPolicy": {
+            "deleteWhen": definition.cleanup_policy.delete_when,
+            "keepFor": format_duration(definition.cleanup_policy.keep_for),
+        },
+        "handlerVersion": definition.evolution.handler_version,
+        "onHandlerVersionChange": definition.evolution.on_handler_version_change,
+        "reconcileOnTriggerChange": definition.evolution.reconcile_on_trigger_change,
+        "executionHistoryLimit": definition.execution_history_limit,
+        "priority": definition.priority,
+    }
+    return {
+        **{name: literal(value) for name, value in fields.items()},
+        "reconciled": when(same, first_set("$reconciled", False), done),
+        "coveredTo": when(same, first_set("$coveredTo", None), None),
+        "definedAt": when(same, first_set("$definedAt", NOW), NOW),
+    }
+
+
+def _stored(document: Document) -> StoredTask | None:
+    try:
+        trigger: dict[str, Any] = json_util.loads(
+            document["trigger"], json_options=json_util.CANONICAL_JSON_OPTIONS
+        )
+        definition = TaskDefinition(
+            task=document["task"],
+            source=Namespace(document["database"], document["collection"]),
+            filter=compile_filter(trigger["filter"]),
+            projection=compile_projection(None if trigger["watched"] == ROOT else trigger["watched"]),
+            debounce=parse_duration(document["debounce"], option="debounce"),
+            max_wait=parse_duration(document["maxWait"], option="max_wait"),
+            retry_policy=policy_from(document["retryPolicy"]),
+            cleanup_policy=CleanupPolicy(
+                document["cleanupPolicy"]["deleteWhen"], document["cleanupPolicy"]["keepFor"]
+            ),
+            execution_history_limit=document["executionHistoryLimit"],
+            evolution=Evolution(
+                document["handlerVersion"],
+                document["onHandlerVersionChange"],
+                document["reconcileOnTriggerChange"],
+            ),
+            priority=document["priority"],
+        )
+    except (KeyError, TypeError, ValueError, ConfigurationError):
+        return None
+    covered = document.get("coveredTo")
+    return StoredTask(
+        PlannedTask(definition, document["hash"]),
+        document.get("reconciled") is True,
+        covered if isinstance(covered, Timestamp) else None,
+    )

@@ -1,0 +1,115 @@
+"""Source documents, read through a task's condition: existence, filter and watched values in one atomic look."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import bson
+from pymongo.asynchronous.client_session import AsyncClientSession
+
+from oplogue.model.definition import Namespace, TaskDefinition
+from oplogue.store.connection import Client, Collection, Document, bounded, ours
+from oplogue.store.expressions import ROOT, literal
+from oplogue.store.fields import aware
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a look found: the watched values, and the document where it was asked for."""
+
+    values: dict[str, Any]
+    document: Document | None = None
+
+    def holds(self, values: Mapping[str, Any]) -> bool:
+        """Whether the watched values are still those."""
+        return same_values(self.values, values)
+
+
+class SourceDocuments:
+    """The documents of one source collection, for the runs of its tasks."""
+
+    def __init__(self, client: Client, source: Namespace, *, bound: timedelta) -> None:
+        self._client = client
+        self._documents: Collection = ours(client, source)
+        self._bound = bound
+
+    async def look(
+        self, definition: TaskDefinition, ids: Sequence[Any], *, with_document: bool
+    ) -> dict[Any, Seen]:
+        """Those of the documents that exist and match, by key: one round trip for many claimed records."""
+        whole = definition.projection.whole_document
+        shown: dict[str, Any] = {"k": "$_id"}
+        if whole or with_document:
+            shown["d"] = ROOT
+        if not whole:
+            shown["v"] = definition.projection.expression
+        now = await self._now(definition)
+        pipeline = [
+            {"$match": {"_id": {"$in": list(ids)}}},
+            {"$match": definition.filter.match(now)},
+            {"$replaceWith": shown},
+        ]
+        with bounded(self._bound):
+            rows = await (await self._documents.aggregate(pipeline)).to_list()
+        return {
+            key_of(row["k"]): Seen(row["d"] if whole else row["v"], row.get("d") if with_document else None)
+            for row in rows
+        }
+
+    async def fetch(
+        self,
+        definition: TaskDefinition,
+        id_: Any,
+        values: Mapping[str, Any],
+        *,
+        session: AsyncClientSession | None = None,
+        **options: Any,
+    ) -> Document | None:
+        """The document, if it exists, matches, and its watched values are those."""
+        now = await self._now(definition)
+        condition: dict[str, Any] = {
+            "_id": id_,
+            "$and": [
+                definition.filter.match(now),
+                {"$expr": {"$eq": [definition.projection.expression, literal(dict(values))]}},
+            ],
+        }
+        return await self._documents.find_one(condition, session=session, **options)
+
+    async def _now(self, definition: TaskDefinition) -> datetime | None:
+        return await server_time(self._client, bound=self._bound) if definition.filter.needs_now else None
+
+
+async def server_time(client: Client, *, bound: timedelta) -> datetime:
+    """The server's clock."""
+    with bounded(bound):
+        answer = await client.admin.command("hello")
+    return aware(answer["localTime"])
+
+
+def key_of(id_: Any) -> Any:
+    """A dictionary key that is equal where the server finds two ids equal, for all usual ids.
+
+    Python finds ``True`` and ``1`` equal where the server does not; documents and binaries aren't hashable.
+    """
+    if isinstance(id_, bool):
+        return ("bool", id_)
+    if isinstance(id_, (str, int, float, bson.ObjectId)):
+        return id_
+    if isinstance(id_, bson.Decimal128):
+        number = id_.to_decimal()
+        return number if number.is_finite() else str(number)
+    return bson.encode({"": id_})
+
+
+def same_values(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two documents of watched values are the same state.
+
+    Compared as Python first, then as bytes: NaN is not equal to itself, and a record that holds one would be
+    planned for ever. Where this finds two values alike that the server tells apart (1 and True), the planner's
+    own comparison has marked the record already.
+    """
+    return one == other or bson.encode(one) == bson.encode(other)

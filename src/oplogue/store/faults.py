@@ -1,0 +1,115 @@
+"""What the driver's errors mean to the engine, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from pymongo.errors import (
+    AutoReconnect,
+    BulkWriteError,
+    ConnectionFailure,
+    DuplicateKeyError,
+    ExecutionTimeout,
+    InvalidOperation,
+    NetworkTimeout,
+    OperationFailure,
+    PyMongoError,
+    WriteConcernError,
+    WTimeoutError,
+)
+
+from oplogue.clock import Clock
+
+Result = TypeVar("Result")
+
+HISTORY_LOST = 286
+NAMESPACE_EXISTS = 48
+
+# Interrupted, step-downs, no primary, snapshots gone, write conflicts: the same statement may go through later.
+_PASSING = {
+    6, 7, 11, 24, 43, 50, 64, 83, 89, 91, 112, 117, 133, 134, 148, 175, 189, 202, 203, 225, 237, 251, 262, 290,
+    317, 358, 384, 402, 9001, 10058, 10107, 11600, 11601, 11602, 13388, 13435, 13436,
+}  # fmt: skip
+_PRIVILEGES = {13, 18, 8000}
+
+StoreError = PyMongoError
+"""What an operation of the store may raise besides Oplogue's own errors."""
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same statement may succeed when it is sent again."""
+    if isinstance(error, (DuplicateKeyError, BulkWriteError)):
+        return isinstance(error, DuplicateKeyError)
+    if isinstance(error, (ConnectionFailure, AutoReconnect, NetworkTimeout, ExecutionTimeout, WTimeoutError)):
+        return True
+    if isinstance(error, OperationFailure):
+        return error.code in _PASSING or error.has_error_label("RetryableWriteError")
+    if isinstance(error, PyMongoError):
+        return bool(getattr(error, "timeout", False))
+    return False
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the server understood the statement and will never take it."""
+    return isinstance(error, OperationFailure) and not is_passing(error) and not is_forbidden(error)
+
+
+def is_forbidden(error: BaseException) -> bool:
+    """Whether this user lacks a privilege."""
+    return isinstance(error, OperationFailure) and error.code in _PRIVILEGES
+
+
+def is_stalled(error: BaseException) -> bool:
+    """Whether a statement ran out of its time on the server: it may have waited for somebody's transaction."""
+    return isinstance(error, (ExecutionTimeout, WTimeoutError)) or (
+        isinstance(error, OperationFailure) and error.code in {50, 112}
+    )
+
+
+def is_closed(error: BaseException) -> bool:
+    """Whether the client was closed under the operation."""
+    return isinstance(error, InvalidOperation)
+
+
+def describe(error: BaseException) -> str:
+    """One line for logs and records: the class, the code and the message."""
+    code = getattr(error, "code", None)
+    number = f" {code}" if isinstance(code, int) else ""
+    return f"{type(error).__name__}{number}: {str(error).splitlines()[0] if str(error) else ''}"[:500]
+
+
+async def persisting(
+    operation: Callable[[], Awaitable[Result]],
+    clock: Clock,
+    *,
+    until: Callable[[], bool],
+    longest: float = 2.0,
+) -> Result:
+    """Send a statement again while its failures are of the passing kind, slower each time; give up on ``until``."""
+    pause = 0.02
+    while True:
+        try:
+            return await operation()
+        except PyMongoError as error:
+            if not is_passing(error) or until():
+                raise
+        await clock.sleep(pause * (0.5 + clock.random()))
+        pause = min(2 * pause, longest)
+
+
+__all__ = [
+    "HISTORY_LOST",
+    "NAMESPACE_EXISTS",
+    "DuplicateKeyError",
+    "OperationFailure",
+    "StoreError",
+    "WriteConcernError",
+    "describe",
+    "is_closed",
+    "is_forbidden",
+    "is_passing",
+    "is_refusal",
+    "is_stalled",
+    "persisting",
+]

@@ -1,0 +1,21 @@
+"""Fields as they come from documents: dates become aware UTC, whatever the user's codec makes of them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, cast
+
+
+def aware(moment: datetime) -> datetime:
+    """A date as aware UTC; naive ones are UTC already, as the driver decodes them."""
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+def document_in(value: Any) -> dict[str, Any]:
+    """A sub-document; empty where it is missing, or was edited by hand into something else."""
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
+
+
+def aware_or_none(value: Any) -> datetime | None:
+    """The same for a field that may be missing, null, or edited by hand into something else."""
+    return aware(value) if isinstance(value, datetime) else None

@@ -1,0 +1,135 @@
+"""The leader's document: a lease with a term, and the stream's position.
+
+One document in the globals collection. Whoever changes it matches ``{_id, term, by}``: when nothing matches, a
+newer leader exists and the writer must step down. The term is ``max(previous + 1, the server's milliseconds)``,
+so that losing the collection cannot lower it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from pymongo import MongoClient, ReturnDocument
+from pymongo.errors import DuplicateKeyError
+
+from oplogue.errors import LeadershipLostError
+from oplogue.model.definition import Namespace
+from oplogue.store.connection import MAJORITY, Client, Collection, Document, bounded, ours
+from oplogue.store.expressions import NOW, after, first_set, literal, milliseconds
+from oplogue.store.fields import aware_or_none, document_in
+
+LEADER = "leader"
+
+_EXPIRED = {"$lte": [{"$ifNull": ["$expiresAt", NOW]}, NOW]}
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One leadership: what every write that only a leader may do carries."""
+
+    number: int
+    owner: str
+
+    def match(self) -> dict[str, Any]:
+        """The leader's document, as long as this term holds."""
+        return {"_id": LEADER, "term": self.number, "by": self.owner}
+
+
+@dataclass(frozen=True, slots=True)
+class Vacancy:
+    """Somebody else leads, by the server's clock for so long."""
+
+    by: str | None
+    ends_in: timedelta
+
+
+class Leadership:
+    """Acquiring, renewing and resigning, for one globals collection."""
+
+    def __init__(self, client: Client, globals_: Namespace, *, bound: timedelta) -> None:
+        self._globals: Collection = ours(client, globals_)
+        self._bound = bound
+
+    async def acquire(self, owner: str, lease: timedelta) -> Term | Vacancy:
+        """Become leader if nobody is. A new term begins each time, also for the same owner."""
+        number = {"$max": [{"$add": [first_set("$term", 0), 1]}, {"$toLong": NOW}]}
+        takes_over = {
+            "by": literal(owner),
+            "term": number,
+            "expiresAt": after(NOW, milliseconds(lease)),
+            "since": NOW,
+        }
+        with bounded(self._bound):
+            document = await self._globals.find_one_and_update(
+                {"_id": LEADER, "$expr": _EXPIRED},
+                [{"$set": takes_over}],
+                return_document=ReturnDocument.AFTER,
+                projection={"term": 1},
+            )
+        if document is not None:
+            return Term(int(document["term"]), owner)
+        vacancy = await self._vacancy()
+        return vacancy if vacancy.by is not None else await self.acquire(owner, lease)
+
+    async def _vacancy(self) -> Vacancy:
+        rest = {"$subtract": [first_set("$expiresAt", NOW), NOW]}
+        with bounded(self._bound):
+            document = await self._globals.find_one({"_id": LEADER}, {"by": 1, "rest": rest})
+        if document is None:
+            await self._found()
+            return Vacancy(None, timedelta())
+        return Vacancy(document.get("by"), timedelta(milliseconds=int(document.get("rest", 0))))
+
+    async def _found(self) -> None:
+        """The first election of all: a filter on the server's time can't be part of an upsert."""
+        with contextlib.suppress(DuplicateKeyError), bounded(self._bound):
+            await self._globals.insert_one({"_id": LEADER, "term": 0})
+
+    async def resign(self, term: Term) -> None:
+        """Let another instance take over at once."""
+        with bounded(self._bound):
+            await self._globals.update_one(term.match(), [{"$set": {"expiresAt": NOW}}])
+
+    async def save(self, term: Term, position: Document) -> None:
+        """Save the stream's position, in this term only."""
+        with bounded(self._bound):
+            result = await self._globals.update_one(term.match(), {"$set": {"position": position}})
+        if not result.matched_count:
+            raise LeadershipLostError(f"term {term.number} is over")
+
+    async def saved(self) -> Document | None:
+        """The position that the last leader left."""
+        with bounded(self._bound):
+            document = await self._globals.find_one({"_id": LEADER}, {"position": 1})
+        return document_in((document or {}).get("position")) or None
+
+    async def leader(self) -> tuple[str, datetime | None] | None:
+        """Who leads, and since when; None where nobody does."""
+        with bounded(self._bound):
+            document = await self._globals.find_one({"_id": LEADER, "$expr": {"$not": [_EXPIRED]}})
+        return None if document is None else (str(document["by"]), aware_or_none(document.get("since")))
+
+
+def _renewal(lease: timedelta) -> list[dict[str, Any]]:
+    return [{"$set": {"expiresAt": after(NOW, milliseconds(lease))}}]
+
+
+async def renew(client: Client, globals_: Namespace, term: Term, lease: timedelta, bound: timedelta) -> bool:
+    """Stay in office for another lease; False when a newer term exists."""
+    with bounded(bound):
+        result = await ours(client, globals_).update_one(term.match(), _renewal(lease))
+    return bool(result.matched_count)
+
+
+def renew_blocking(
+    client: MongoClient[Document], globals_: Namespace, term: Term, lease: timedelta, bound: timedelta
+) -> bool:
+    """The same, from the thread that renews leases."""
+    collection = client.get_database(globals_.database).get_collection(
+        globals_.collection, write_concern=MAJORITY
+    )
+    with bounded(bound):
+        return bool(collection.update_one(term.match(), _renewal(lease)).matched_count)

@@ -1,0 +1,163 @@
+"""Planning one collection's documents: the statements of `plans`, sent in one causal session per leadership."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import bson
+from bson import Timestamp
+from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.read_concern import ReadConcern
+
+from oplogue.model.definition import Namespace
+from oplogue.model.states import RUNNING, Status
+from oplogue.store import plans
+from oplogue.store.connection import MAJORITY, Client, bounded, ours
+from oplogue.store.documents import key_of, server_time
+from oplogue.store.expressions import NOW, first_set, literal, merged
+from oplogue.store.plans import PlannedTask, Stamp
+
+_COULD_NOT = "could not be planned: "
+
+
+@dataclass(slots=True)
+class Change:
+    """What happened to one document since it was last planned."""
+
+    id: Any
+    time: Timestamp
+    """The first of its events in hand: the position may not pass it."""
+    last: Timestamp
+    deleted_at: Timestamp | None = None
+
+    def later(self, other: Change) -> None:
+        """Take in another event of the same document."""
+        self.time = min(self.time, other.time)
+        self.last = max(self.last, other.last)
+        if other.deleted_at is not None:
+            self.deleted_at = other.deleted_at
+
+
+class Planning:
+    """Statements that only the leader of a term may send."""
+
+    def __init__(self, client: Client, term: int) -> None:
+        self._client = client
+        self._term = term
+        self._session: AsyncClientSession = client.start_session(causal_consistency=True)
+
+    async def close(self) -> None:
+        """End the session."""
+        await self._session.end_session()
+
+    async def stamp(self, tasks: Iterable[PlannedTask], event: Timestamp, bound: timedelta) -> Stamp:
+        """What marks a batch: the term, its newest event, and the server's time where a filter asks for it."""
+        needs_now = any(task.definition.filter.needs_now for task in tasks)
+        now: datetime | None = await server_time(self._client, bound=bound) if needs_now else None
+        # Reads after this see at least what the event announced.
+        self._session.advance_operation_time(event)
+        return Stamp(self._term, event, now)
+
+    async def plan(
+        self, tasks: Sequence[PlannedTask], ids: Sequence[Any], stamp: Stamp, bound: timedelta
+    ) -> None:
+        """Plan these documents for all tasks of their collection."""
+        await self.plan_where(tasks, {"_id": {"$in": list(ids)}}, stamp, bound)
+
+    async def plan_where(
+        self, tasks: Sequence[PlannedTask], selection: Mapping[str, Any], stamp: Stamp, bound: timedelta
+    ) -> None:
+        """Plan a selection of documents."""
+        source = tasks[0].definition.source
+        await self._aggregate(source, plans.plan_pipeline(tasks, selection, source.tasks, stamp), bound)
+
+    async def mark_deleted(
+        self,
+        source: Namespace,
+        names: Sequence[str],
+        deleted: Sequence[Change],
+        stamp: Stamp,
+        bound: timedelta,
+    ) -> None:
+        """Mark the records of deleted documents: what is inserted again under such an id is new."""
+        times = {key_of(change.id): (change.id, change.deleted_at) for change in deleted}
+        theirs = {"sourceDocId": {"$in": [id_ for id_, _ in times.values()]}, "task": {"$in": list(names)}}
+        with bounded(bound):
+            await ours(self._client, source.tasks).update_many(
+                theirs, plans.deletion_update(times, stamp), session=self._session
+            )
+
+    async def mark_left(
+        self, tasks: Sequence[PlannedTask], ids: Sequence[Any], stamp: Stamp, bound: timedelta
+    ) -> None:
+        """Mark those of the records whose documents are outside their filter now."""
+        source = tasks[0].definition.source
+        by_name = {
+            task.definition.task: task.definition for task in tasks if not task.definition.filter.matches_all
+        }
+        if not by_name:
+            return
+        recorded: dict[str, list[Any]] = {}
+        known = {"sourceDocId": {"$in": list(ids)}, "task": {"$in": list(by_name)}}
+        with bounded(bound):
+            records = ours(self._client, source.tasks)
+            fields = {"_id": 0, "sourceDocId": 1, "task": 1}
+            async for row in records.find(known, fields, session=self._session):
+                recorded.setdefault(row["task"], []).append(row["sourceDocId"])
+        if recorded:
+            candidates = [(by_name[name], found) for name, found in recorded.items()]
+            await self._aggregate(source, plans.leave_pipeline(candidates, source.tasks, stamp), bound)
+
+    async def running_among(
+        self, source: Namespace, names: Sequence[str], ids: Sequence[Any], bound: timedelta
+    ) -> set[Any]:
+        """Keys of those documents of which a record is running: a handler's open transaction may hold it."""
+        theirs = {
+            "sourceDocId": {"$in": list(ids)},
+            "task": {"$in": list(names)},
+            "status": {"$in": list(RUNNING)},
+        }
+        with bounded(bound):
+            rows = await ours(self._client, source.tasks).find(theirs, {"sourceDocId": 1}).to_list()
+        return {key_of(row["sourceDocId"]) for row in rows}
+
+    async def park(self, task: PlannedTask, id_: Any, error: str, stamp: Stamp, bound: timedelta) -> None:
+        """Show a document that can't be planned as a failed record of its task, where its id allows a record."""
+        if id_ is None:
+            return
+        source: Namespace = task.definition.source
+        marks = {"parked": True, **stamp.marks()}
+        parked = {
+            "status": literal(Status.FAILED),
+            "nextRunAt": None,
+            "attempts": first_set("$attempts", 0),
+            "lastError": literal(_COULD_NOT + error),
+            "lastFinalizedAt": NOW,
+            "createdAt": first_set("$createdAt", NOW),
+            "updatedAt": NOW,
+            "oplogue": merged(_document_or_nothing("$oplogue"), marks),
+        }
+        with bounded(bound):
+            await ours(self._client, source.tasks).update_one(
+                {"sourceDocId": id_, "task": task.definition.task, "status": {"$nin": list(RUNNING)}},
+                [{"$set": parked}],
+                upsert=True,
+            )
+
+    async def _aggregate(self, source: Namespace, pipeline: plans.Pipeline, bound: timedelta) -> None:
+        documents = self._client.get_database(source.database).get_collection(
+            source.collection,
+            codec_options=bson.DEFAULT_CODEC_OPTIONS,
+            read_concern=ReadConcern("majority"),
+            write_concern=MAJORITY,
+        )
+        with bounded(bound):
+            cursor = await documents.aggregate(pipeline, session=self._session, allowDiskUse=True)
+            await cursor.to_list()
+
+
+def _document_or_nothing(field: str) -> Any:
+    return {"$cond": [{"$eq": [{"$type": field}, "object"]}, field, {}]}

@@ -1,0 +1,236 @@
+"""Plan statements: what a batch of changed ids makes of the task records, decided on the server.
+
+One aggregate reads the documents through each task's own filter, computes the watched values there and merges
+them into the records; the merge decides *new*, *changed*, *entered again*, *unchanged* or *dirty*. Only ids come
+to this process.
+
+The decision for a record that exists, in order:
+
+1. Planned by a later leader: left alone. An older read must not land last.
+2. Marked *left*, or other watched values: it runs. It is ``pending`` after the debounce, or ``processing_dirty``
+   if it runs now. While its last run failed, it backs off at least by the policy's first delay; a document that
+   never rests runs ``max_wait`` after the first of its changes.
+3. Unchanged, but running: *touched*, so that a run that skips meanwhile does not lose the state that it skipped.
+4. Unchanged: the term moves up where it is older; else nothing is written.
+
+A document outside its task's filter vanishes from that aggregate, so the records that exist among the batch are
+marked *left* by a second one. Deleted documents are marked before the batch is planned: a document that was
+deleted and inserted again is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from oplogue.model.definition import Namespace, TaskDefinition
+from oplogue.model.states import Status
+from oplogue.store.expressions import (
+    IS_RUNNING,
+    NOW,
+    ROOT,
+    Expr,
+    Table,
+    after,
+    first_set,
+    is_set,
+    literal,
+    merged,
+    milliseconds,
+    when,
+)
+
+Pipeline = list[dict[str, Any]]
+
+_KEY = ["sourceDocId", "task"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTask:
+    """A definition with the hash under which its records are planned."""
+
+    definition: TaskDefinition
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Who plans, and up to which event: what fences former leaders and replayed events."""
+
+    term: int
+    event: Any = None
+    """The cluster time of the newest event before the read."""
+    now: datetime | None = None
+    """The server's time, where a filter in query syntax asks for it."""
+
+    def marks(self) -> dict[str, Any]:
+        """What a plan leaves on every record that it changes."""
+        event = {} if self.event is None else {"event": literal(self.event)}
+        return {"term": literal(self.term), **event}
+
+
+def plan_pipeline(
+    tasks: Sequence[PlannedTask], selection: Mapping[str, Any], records: Namespace, stamp: Stamp
+) -> Pipeline:
+    """Plan the documents of a selection (by ``_id``), for all of these tasks of their collection."""
+    branches = [
+        [{"$match": task.definition.filter.match(stamp.now)}, {"$replaceWith": _new_record(task, stamp)}]
+        for task in tasks
+    ]
+    merge = _merge(records, when_matched=_planned_again(tasks), when_not_matched="insert")
+    return [{"$match": dict(selection)}, *_side_by_side(branches), merge]
+
+
+def leave_pipeline(
+    candidates: Sequence[tuple[TaskDefinition, Sequence[Any]]], records: Namespace, stamp: Stamp
+) -> Pipeline:
+    """Mark records whose documents are outside their filter; ``candidates`` are ids that have a record."""
+    everything = [id_ for _, ids in candidates for id_ in ids]
+    branches = [
+        [
+            {"$match": {"_id": {"$in": list(ids)}, "$nor": [definition.filter.match(stamp.now)]}},
+            {
+                "$replaceWith": {
+                    "sourceDocId": "$_id",
+                    "task": literal(definition.task),
+                    "oplogue": stamp.marks(),
+                }
+            },
+        ]
+        for definition, ids in candidates
+    ]
+    outside = _found_outside("$$new.oplogue", "$$new.oplogue.term")
+    merge = _merge(records, when_matched=outside, when_not_matched="discard")
+    return [{"$match": {"_id": {"$in": everything}}}, *_side_by_side(branches), merge]
+
+
+def deletion_update(deleted: Mapping[Any, tuple[Any, Any]], stamp: Stamp) -> Pipeline:
+    """Mark the records of deleted documents; ``deleted`` has each one's id and the cluster time of its event."""
+    times = Table("$sourceDocId", {id_: {"time": time} for id_, time in deleted.values()})
+    mark = {"term": literal(stamp.term), "event": times.get("time")}
+    replayed = {"$gte": [first_set("$oplogue.event", None), times.get("time")]}
+    return [{"$replaceWith": times.bind(when(replayed, ROOT, _found_outside(mark, mark["term"])))}]
+
+
+def _new_record(task: PlannedTask, stamp: Stamp) -> dict[str, Any]:
+    runs_at = after(NOW, milliseconds(task.definition.debounce))
+    return {
+        "sourceDocId": "$_id",
+        "task": literal(task.definition.task),
+        "status": literal(Status.PENDING),
+        "attempts": literal(0),
+        "lastObservedValues": task.definition.projection.expression,
+        "nextRunAt": runs_at,
+        "dueAt": runs_at,
+        "createdAt": NOW,
+        "updatedAt": NOW,
+        "oplogue": {"hash": literal(task.hash), "changedAt": NOW, **stamp.marks()},
+    }
+
+
+def _planned_again(tasks: Sequence[PlannedTask]) -> Expr:
+    policies = Table("$task", {task.definition.task: _policy(task.definition) for task in tasks})
+    changed = {"$or": [is_set("$oplogue.left"), {"$ne": ["$lastObservedValues", "$$new.lastObservedValues"]}]}
+    fires = merged(
+        ROOT,
+        {
+            "lastObservedValues": "$$new.lastObservedValues",
+            "updatedAt": NOW,
+            "dueAt": "$$new.dueAt",
+            "oplogue": merged("$oplogue", "$$new.oplogue", {"left": False, "changedAt": _first_change()}),
+        },
+        when(IS_RUNNING, {"status": literal(Status.PROCESSING_DIRTY)}, _pending_again(policies)),
+    )
+    return policies.bind(when(_planned_later("$$new.oplogue.term"), ROOT, when(changed, fires, _unchanged())))
+
+
+def _policy(definition: TaskDefinition) -> dict[str, Any]:
+    backoff = definition.backoff_after_change()
+    return {
+        "resets": definition.retry_policy.reset_retries_on_data_change,
+        "backoff": None if backoff is None else milliseconds(backoff),
+        "max_wait": milliseconds(definition.max_wait),
+    }
+
+
+def _pending_again(policies: Table) -> Expr:
+    backing_off = {
+        "$and": [
+            {"$eq": ["$status", Status.PENDING]},
+            {"$gt": ["$attempts", 0]},
+            {"$gt": ["$lastError", None]},
+        ]
+    }
+    backed_off = {
+        "$max": [
+            "$$new.nextRunAt",
+            first_set(after("$lastFinalizedAt", policies.get("backoff")), "$nextRunAt"),
+        ]
+    }
+    latest = {"$max": [NOW, after(_first_change(), policies.get("max_wait"))]}
+    starts_over = {"$or": [policies.get("resets"), {"$eq": ["$status", Status.COMPLETED]}]}
+    return {
+        "status": literal(Status.PENDING),
+        "nextRunAt": when(backing_off, backed_off, {"$min": ["$$new.nextRunAt", latest]}),
+        "attempts": when(starts_over, 0, first_set("$attempts", 0)),
+        "firstErrorAt": when(starts_over, None, first_set("$firstErrorAt", None)),
+    }
+
+
+def _first_change() -> Expr:
+    """The first change since the last run began: the start of what ``max_wait`` bounds."""
+    waiting = {"$in": ["$status", [Status.PENDING, Status.PROCESSING_DIRTY]]}
+    return when(waiting, first_set("$oplogue.changedAt", "$$new.oplogue.changedAt"), NOW)
+
+
+def _unchanged() -> Expr:
+    outlived = {"$ne": ["$oplogue.term", "$$new.oplogue.term"]}
+    unseen = {"$and": [IS_RUNNING, {"$ne": ["$oplogue.touched", True]}]}
+    redefined = {"$and": [{"$ne": ["$nextRunAt", None]}, {"$ne": ["$oplogue.hash", "$$new.oplogue.hash"]}]}
+    marks = {"term": "$$new.oplogue.term", "hash": "$$new.oplogue.hash"}
+    marked = merged(ROOT, {"oplogue": merged("$oplogue", marks, when(IS_RUNNING, {"touched": True}, {}))})
+    return when({"$or": [outlived, unseen, redefined]}, marked, ROOT)
+
+
+def _found_outside(mark: Expr, term: Expr) -> Expr:
+    noted = {
+        "$and": [
+            is_set("$oplogue.left"),
+            {"$or": [{"$not": [IS_RUNNING]}, is_set("$oplogue.touched")]},
+        ]
+    }
+    marked = merged(
+        ROOT,
+        {"oplogue": merged("$oplogue", mark, {"left": True}, when(IS_RUNNING, {"touched": True}, {}))},
+    )
+    return when({"$or": [_planned_later(term), noted]}, ROOT, marked)
+
+
+def _planned_later(term: Expr) -> Expr:
+    return {"$and": [{"$isNumber": "$oplogue.term"}, {"$gt": ["$oplogue.term", term]}]}
+
+
+def _side_by_side(branches: Sequence[Pipeline]) -> Pipeline:
+    """Several pipelines over the same documents, their results in one stream: one read, one merge."""
+    if len(branches) == 1:
+        return list(branches[0])
+    names = [f"b{number}" for number in range(len(branches))]
+    return [
+        {"$facet": dict(zip(names, branches, strict=True))},
+        {"$project": {"all": {"$concatArrays": [f"${name}" for name in names]}}},
+        {"$unwind": "$all"},
+        {"$replaceWith": "$all"},
+    ]
+
+
+def _merge(records: Namespace, *, when_matched: Expr, when_not_matched: str) -> dict[str, Any]:
+    return {
+        "$merge": {
+            "into": {"db": records.database, "coll": records.collection},
+            "on": _KEY,
+            "whenNotMatched": when_not_matched,
+            "whenMatched": [{"$replaceWith": when_matched}],
+        }
+    }

@@ -1,0 +1,98 @@
+"""Scanning a source collection in ranges of ``_id``, and the checkpoints of that.
+
+Ranges are compared with ``$expr``: the total order of BSON. Query operators compare within one type only, and a
+collection with ids of mixed types would be scanned in part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from pymongo import ASCENDING
+
+from oplogue.model.definition import Namespace
+from oplogue.store.connection import Client, Collection, bounded, ours
+from oplogue.store.definitions import StoredTask
+from oplogue.store.expressions import NOW, literal
+
+_PREFIX = "scan:"
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Documents after one id, up to and with another; None: from the start, to the end."""
+
+    after: Any | None
+    last: Any | None
+    size: int
+
+    def selection(self) -> dict[str, Any]:
+        """The range as a condition."""
+        bounds: list[Any] = []
+        if self.after is not None:
+            bounds.append({"$gt": ["$_id", literal(self.after)]})
+        if self.last is not None:
+            bounds.append({"$lte": ["$_id", literal(self.last)]})
+        return {"$expr": {"$and": bounds}} if bounds else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """How far a scan got, for which triggers."""
+
+    last: Any
+    documents: int
+
+
+class Scans:
+    """Range ends and checkpoints; only ids come here."""
+
+    def __init__(self, client: Client, globals_: Namespace, *, bound: timedelta) -> None:
+        self._client = client
+        self._globals: Collection = ours(client, globals_)
+        self._bound = bound
+
+    async def next_range(self, source: Namespace, after: Any | None, size: int) -> Range:
+        """The next documents in the order of their ids; the last range has no end."""
+        start = Range(after, None, size).selection()
+        ends = ours(self._client, source).find(start, {"_id": 1})
+        with bounded(self._bound):
+            found = await ends.sort("_id", ASCENDING).skip(size - 1).limit(1).to_list()
+        return Range(after, found[0]["_id"], size) if found else Range(after, None, size)
+
+    async def estimate(self, source: Namespace) -> int:
+        """About how many documents there are."""
+        with bounded(self._bound):
+            return await ours(self._client, source).estimated_document_count()
+
+    async def checkpoint(self, source: Namespace, tasks: Sequence[StoredTask]) -> Checkpoint | None:
+        """Where a scan for exactly these triggers broke off."""
+        with bounded(self._bound):
+            found = await self._globals.find_one({"_id": f"{_PREFIX}{source}", "tasks": _set(tasks)})
+        return None if found is None else Checkpoint(found["last"], int(found["documents"]))
+
+    async def save(
+        self, source: Namespace, tasks: Sequence[StoredTask], reached: Checkpoint, term: int
+    ) -> None:
+        """Note how far the scan got, unless a later term did so already."""
+        progress = {
+            "tasks": literal(_set(tasks)),
+            "last": literal(reached.last),
+            "documents": reached.documents,
+            "term": term,
+            "at": NOW,
+        }
+        with bounded(self._bound):
+            await self._globals.update_one({"_id": f"{_PREFIX}{source}"}, [{"$set": progress}], upsert=True)
+
+    async def finish(self, source: Namespace) -> None:
+        """The scan is over."""
+        with bounded(self._bound):
+            await self._globals.delete_one({"_id": f"{_PREFIX}{source}"})
+
+
+def _set(tasks: Sequence[StoredTask]) -> list[list[str]]:
+    return sorted([task.name, task.planned.hash] for task in tasks)

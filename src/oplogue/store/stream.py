@@ -1,0 +1,226 @@
+"""The change stream: one cursor over a database, or over the whole cluster, that yields keys only.
+
+It is driven by its two commands (``aggregate`` with ``$changeStream``, then ``getMore``) rather than by the
+driver's ``watch()``, because the planner needs what that hides: a whole server batch at once (so that a lone
+event is planned without waiting and a flood in large batches), the post-batch token, and every error as it is.
+The driver would resume by itself from its own position; ours is the one that has been planned and acknowledged.
+
+Positions. A *quiet* token (the post-batch token of an answer without events, or after the last event) can be
+resumed by any pipeline; an event's own token is refused (280) by a pipeline that its event does not pass. So only
+post-batch tokens are kept, with the cluster time that they stand for, and where a token can't be used (another
+target, another pipeline, refused) the stream reopens by that time, inclusive: planning is idempotent.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from typing import Any
+
+from bson import Timestamp
+from bson.codec_options import CodecOptions, DatetimeConversion
+from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.errors import OperationFailure, PyMongoError
+
+from oplogue.model.definition import Namespace
+from oplogue.store.connection import Client, Database, Document, bounded
+from oplogue.store.fields import document_in
+
+BATCH = 2_000
+_CODEC: CodecOptions[Document] = CodecOptions(
+    tz_aware=True, datetime_conversion=DatetimeConversion.DATETIME_AUTO
+)
+_CHANGES = ("insert", "update", "replace", "delete")
+_TIMESTAMP_IN_TOKEN = 0x82
+
+
+class Kind(Enum):
+    """What an event may mean to the planner."""
+
+    CHANGED = "changed"
+    DELETED = "deleted"
+    COLLECTION_GONE = "collection gone"
+    DATABASE_GONE = "database gone"
+    INVALIDATED = "invalidated"
+
+
+_KINDS = {
+    "insert": Kind.CHANGED,
+    "update": Kind.CHANGED,
+    "replace": Kind.CHANGED,
+    "delete": Kind.DELETED,
+    "drop": Kind.COLLECTION_GONE,
+    "rename": Kind.COLLECTION_GONE,
+    "dropDatabase": Kind.DATABASE_GONE,
+    "invalidate": Kind.INVALIDATED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A document, or a whole collection, that changed."""
+
+    kind: Kind
+    source: Namespace
+    id: Any
+    time: Timestamp
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Up to where everything has been planned."""
+
+    time: Timestamp
+    token: Document | None = None
+
+    def stored(self, target: str, pipeline: str, term: int) -> Document:
+        """As it is kept in the leader's document: with what it is valid for."""
+        return {
+            "time": self.time,
+            "token": self.token,
+            "target": target,
+            "pipeline": pipeline,
+            "term": term,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One answer of the server."""
+
+    events: Sequence[Event]
+    position: Position
+
+
+class ChangeStream:
+    """An open stream. Any error of the driver means: reopen it, from the last position that was saved."""
+
+    def __init__(
+        self,
+        client: Client,
+        database: str | None,
+        pipeline: Sequence[Mapping[str, Any]],
+        *,
+        patience: timedelta,
+        bound: timedelta,
+    ) -> None:
+        self._client = client
+        self._database: Database = client.get_database(database or "admin", codec_options=_CODEC)
+        self._whole_cluster = database is None
+        self._pipeline = list(pipeline)
+        self._patience = patience
+        self._bound = bound
+        self._session: AsyncClientSession | None = None
+        self._cursor = 0
+
+    async def open(self, position: Position) -> Batch:
+        """Start after the position; its first batch. By its token where it has one, else by its time."""
+        await self.close()
+        self._session = self._client.start_session()
+        stage: dict[str, Any] = {"allChangesForCluster": True} if self._whole_cluster else {}
+        if position.token is not None:
+            stage["startAfter"] = position.token
+        else:
+            stage["startAtOperationTime"] = position.time
+        command = {
+            "aggregate": 1,
+            "pipeline": [{"$changeStream": stage}, *self._pipeline],
+            "cursor": {"batchSize": BATCH},
+        }
+        with bounded(self._bound):
+            answer = await self._database.command(command, session=self._session)
+        return self._batch(answer["cursor"], "firstBatch")
+
+    async def next(self) -> Batch:
+        """The next answer: at once where events are ready, else after the first event, or after the patience."""
+        command = {
+            "getMore": self._cursor,
+            "collection": "$cmd.aggregate",
+            "batchSize": BATCH,
+            "maxTimeMS": self._patience // timedelta(milliseconds=1),
+        }
+        answer = await self._database.command(command, session=self._session)
+        return self._batch(answer["cursor"], "nextBatch")
+
+    async def close(self) -> None:
+        """Let the server forget the cursor."""
+        session, cursor = self._session, self._cursor
+        self._session, self._cursor = None, 0
+        if session is None:
+            return
+        try:
+            if cursor:
+                kill = {"killCursors": "$cmd.aggregate", "cursors": [cursor]}
+                with bounded(self._bound):
+                    await self._database.command(kill, session=session)
+        except PyMongoError:  # The server closes idle cursors by itself; closing is a courtesy.
+            pass
+        finally:
+            await session.end_session()
+
+    def _batch(self, cursor: Document, name: str) -> Batch:
+        self._cursor = int(cursor["id"])
+        if not self._cursor and not cursor[name]:
+            raise OperationFailure("the change stream's cursor is closed", code=43)
+        token = cursor["postBatchResumeToken"]
+        return Batch([_event(document) for document in cursor[name]], Position(token_time(token), token))
+
+
+def stream_pipeline(sources: Sequence[Namespace], *, whole_cluster: bool) -> list[dict[str, Any]]:
+    """Only events of these collections, and of each only what names the document."""
+    by_database: dict[str, list[str]] = {}
+    for source in sources:
+        by_database.setdefault(source.database, []).append(source.collection)
+    changed = [
+        {"ns.db": database, "ns.coll": {"$in": sorted(collections)}}
+        for database, collections in sorted(by_database.items())
+    ]
+    theirs: dict[str, Any] = {"ns.db": {"$in": sorted(by_database)}} if whole_cluster else {}
+    return [
+        {
+            "$match": {
+                "$or": [
+                    {"operationType": {"$in": [*_CHANGES, "drop", "rename"]}, "$or": changed},
+                    {"operationType": {"$in": ["dropDatabase", "invalidate"]}, **theirs},
+                ]
+            }
+        },
+        {"$project": {"operationType": 1, "ns": 1, "documentKey._id": 1, "clusterTime": 1}},
+    ]
+
+
+def token_time(token: Mapping[str, Any]) -> Timestamp:
+    """The cluster time that a resume token stands for: a type byte, then the time, big-endian."""
+    data = bytes.fromhex(token["_data"])
+    if data[0] != _TIMESTAMP_IN_TOKEN:
+        raise ValueError(f"not a resume token of a kind that is known: {token['_data'][:18]}…")
+    seconds, increment = struct.unpack(">II", data[1:9])
+    return Timestamp(seconds, increment)
+
+
+def read_position(stored: Document | None, target: str, pipeline: str) -> Position | None:
+    """A stored position: with its token where it was made by the same pipeline on the same target."""
+    if stored is None or not isinstance(stored.get("time"), Timestamp):
+        return None
+    same = stored.get("target") == target and stored.get("pipeline") == pipeline
+    return Position(stored["time"], (document_in(stored.get("token")) or None) if same else None)
+
+
+async def operation_time(client: Client, *, bound: timedelta) -> Timestamp:
+    """The server's current cluster time."""
+    with bounded(bound):
+        answer = await client.admin.command("ping")
+    time = answer.get("operationTime")
+    if not isinstance(time, Timestamp):
+        raise OperationFailure("change streams need a replica set", code=40573)
+    return time
+
+
+def _event(document: Document) -> Event:
+    kind = _KINDS[document["operationType"]]
+    namespace = document.get("ns", {})
+    source = Namespace(namespace.get("db", ""), namespace.get("coll", ""))
+    return Event(kind, source, document.get("documentKey", {}).get("_id"), document["clusterTime"])

@@ -1,0 +1,296 @@
+"""The task records of one source collection: indexes, claims and outcomes.
+
+Every claim is three round trips for any number of records: *look* (what is due, and when the next will be),
+*update* (fenced by state and due time), *read* (what was really taken). Every settle is one per kind of outcome.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from bson import ObjectId
+from pymongo import ASCENDING, IndexModel, UpdateMany
+from pymongo.asynchronous.client_session import AsyncClientSession as Session
+from pymongo.errors import OperationFailure, PyMongoError
+
+from oplogue.model.definition import Namespace
+from oplogue.model.record import ClaimedRecord
+from oplogue.model.states import RUNNING, Status, Transition
+from oplogue.store import outcomes
+from oplogue.store.connection import Client, Collection, Document, bounded, ours
+from oplogue.store.expressions import NOW, milliseconds
+from oplogue.store.faults import is_passing
+from oplogue.store.fields import aware, aware_or_none, document_in
+
+_DUE = {"$expr": {"$lte": ["$nextRunAt", NOW]}}
+_HAS_DATE = {"nextRunAt": {"$type": "date"}}
+_CLAIMED_FIELDS = {
+    "task": 1,
+    "sourceDocId": 1,
+    "attempts": 1,
+    "lastObservedValues": 1,
+    "firstErrorAt": 1,
+    "oplogue.hash": 1,
+}
+
+INDEXES = (
+    IndexModel([("sourceDocId", ASCENDING), ("task", ASCENDING)], name="oplogue_record", unique=True),
+    IndexModel(
+        [("status", ASCENDING), ("task", ASCENDING), ("nextRunAt", ASCENDING)],
+        name="oplogue_due",
+        partialFilterExpression=_HAS_DATE,
+    ),
+)
+_EQUAL_INDEX_EXISTS = 85
+
+
+@dataclass(slots=True)
+class Look:
+    """What a look at the records found."""
+
+    next_at: dict[str, datetime] = field(default_factory=dict[str, datetime])
+    """For each task with pending records, when its first is due."""
+    now: datetime | None = None
+    """The server's time; None where nothing is pending."""
+    due: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    """Ids of due records of the tasks that were asked for, in the order of their due times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A record whose lease was lost: its process may have died of it."""
+
+    id: Any
+    task: str
+    attempts: int
+    lost: int
+    alone: bool
+
+
+class TaskRecords:
+    """The records beside one source collection."""
+
+    def __init__(self, client: Client, source: Namespace, *, bound: timedelta) -> None:
+        self.source = source
+        self._records: Collection = ours(client, source.tasks)
+        # A transaction refuses concerns of a collection's own.
+        self._plain: Collection = client.get_database(source.database)[source.tasks.collection]
+        self._bound = bound
+
+    async def ensure_indexes(self) -> None:
+        """Build what is missing. An equal index under another name is as good."""
+        for index in INDEXES:
+            try:
+                await self._records.create_indexes([index])
+            except OperationFailure as error:
+                if error.code != _EQUAL_INDEX_EXISTS:
+                    raise
+
+    async def look(self, tasks: Sequence[str], wanted: Mapping[str, int]) -> Look:
+        """The agenda of these tasks, and the first due records of those in ``wanted``, in one round trip."""
+        look = Look()
+        with bounded(self._bound):
+            async for row in await self._records.aggregate(look_pipeline(self.source.tasks, tasks, wanted)):
+                if "at" in row:
+                    look.now = aware(row["now"])
+                    look.next_at[row["_id"]] = aware(row["at"])
+                else:
+                    look.due[row["task"]].append(row["_id"])
+        return look
+
+    async def claim(
+        self, ids: Sequence[Any], *, owner: str, lease: timedelta, suspects: bool = False
+    ) -> list[ClaimedRecord]:
+        """Take those of the records that are still due; what comes back is owned under one new token."""
+        token = ObjectId()
+        taken = {
+            "_id": {"$in": list(ids)},
+            "status": {"$in": list(RUNNING)} if suspects else Status.PENDING,
+            **_HAS_DATE,
+            **_DUE,
+        }
+        update = outcomes.claim_update(
+            token, owner, milliseconds(lease), suspect=suspects, alone=suspects and len(ids) == 1
+        )
+        try:
+            with bounded(self._bound):
+                result = await self._records.update_many(taken, update)
+                if not result.matched_count:
+                    return []
+        except PyMongoError as error:
+            if not is_passing(error):
+                raise
+            # The answer is unknown: only the read below can tell, and repeating the update could take more.
+        with bounded(self._bound):
+            owned = {"_id": {"$in": list(ids)}, "oplogue.token": token}
+            documents = await self._records.find(owned, _CLAIMED_FIELDS).to_list()
+        order = {id_: place for place, id_ in enumerate(map(_hashable, ids))}
+        documents.sort(key=lambda document: order.get(_hashable(document["_id"]), 0))
+        return [_claimed(document, token) for document in documents]
+
+    async def suspects(self, tasks: Sequence[str], limit: int) -> list[Suspect]:
+        """Records whose lease ended without an outcome, the oldest first."""
+        expired = {"status": {"$in": list(RUNNING)}, "task": {"$in": list(tasks)}, **_HAS_DATE, **_DUE}
+        fields = {"task": 1, "attempts": 1, "oplogue.lost": 1, "oplogue.alone": 1}
+        with bounded(self._bound):
+            found = await self._records.find(expired, fields).sort("nextRunAt", 1).limit(limit).to_list()
+        return [_suspect(document) for document in found]
+
+    async def fail_suspects(self, ids: Sequence[Any], error: str, history_limit: int) -> int:
+        """Dead letters: records that cost their process its life, or its lease, each time they ran."""
+        expired = {"_id": {"$in": list(ids)}, "status": {"$in": list(RUNNING)}, **_HAS_DATE, **_DUE}
+        with bounded(self._bound):
+            result = await self._records.update_many(
+                expired, outcomes.dead_letter_update(error, history_limit)
+            )
+        return result.modified_count
+
+    async def settle(self, token: Any, transitions: Mapping[Any, Transition]) -> set[Any]:
+        """Write outcomes of one claim; the ids whose lease was lost, of which nothing was written.
+
+        May be sent again after an unknown result: what the first try settled is told from what was lost by the
+        token, which stays on the record until the next claim.
+        """
+        writes = [
+            UpdateMany(outcomes.fence(list(group), token), outcomes.settle_update(group))
+            for group in _alike(transitions)
+        ]
+        with bounded(self._bound):
+            result = await self._records.bulk_write(writes, ordered=False)
+        if result.matched_count == len(transitions):
+            return set()
+        return await self._lost(token, transitions)
+
+    async def _lost(self, token: Any, ids: Iterable[Any]) -> set[Any]:
+        wanted = list(ids)
+        with bounded(self._bound):
+            kept = await self._records.find(
+                {"_id": {"$in": wanted}, "oplogue.token": token}, {"_id": 1}
+            ).to_list()
+        ours_still = {_hashable(document["_id"]) for document in kept}
+        return {id_ for id_ in wanted if _hashable(id_) not in ours_still}
+
+    async def settle_one(
+        self, token: Any, id_: Any, transition: Transition
+    ) -> Literal["applied", "settled before", "lost"]:
+        """Write one outcome, and tell whether it was written now, or the record had been settled before."""
+        update = outcomes.settle_update({id_: transition})
+        with bounded(self._bound):
+            result = await self._records.update_one(outcomes.fence([id_], token), update)
+        if result.matched_count:
+            return "applied"
+        return "lost" if await self._lost(token, [id_]) else "settled before"
+
+    async def complete(self, token: Any, id_: Any, transition: Transition, session: Session | None) -> bool:
+        """Write a completion for the handler itself, in its transaction where it has one; whether it is owned."""
+        update = outcomes.settle_update({id_: transition})
+        owned = outcomes.fence([id_], token)
+        if session is not None and session.in_transaction:
+            # The transaction's own concerns and bounds hold; an error aborts it.
+            return bool((await self._plain.update_one(owned, update, session=session)).matched_count)
+        with bounded(self._bound):
+            if (await self._records.update_one(owned, update)).matched_count:
+                return True
+        return not await self._lost(token, [id_])
+
+
+def look_pipeline(
+    records: Namespace, tasks: Sequence[str], wanted: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    """The agenda is a distinct scan of the due index; each task's first due records are a bounded range of it."""
+    agenda: list[dict[str, Any]] = [
+        {"$match": {"status": Status.PENDING, "task": {"$in": list(tasks)}, **_HAS_DATE}},
+        {"$sort": {"status": 1, "task": 1, "nextRunAt": 1}},
+        {"$group": {"_id": "$task", "at": {"$first": "$nextRunAt"}}},
+        {"$set": {"now": NOW}},
+    ]
+    due = [
+        {
+            "$unionWith": {
+                "coll": records.collection,
+                "pipeline": [
+                    {"$match": {"status": Status.PENDING, "task": task, **_HAS_DATE, **_DUE}},
+                    {"$sort": {"nextRunAt": 1}},
+                    {"$limit": limit},
+                    {"$project": {"task": 1}},
+                ],
+            }
+        }
+        for task, limit in wanted.items()
+        if limit > 0
+    ]
+    return agenda + due
+
+
+def _alike(transitions: Mapping[Any, Transition]) -> list[dict[Any, Transition]]:
+    """Groups that one statement can write: equal transitions, or of one kind where there are many different."""
+    kinds: dict[tuple[Any, ...], dict[Any, Transition]] = defaultdict(dict)
+    for id_, transition in transitions.items():
+        kinds[_kind(transition)][id_] = transition
+    groups: list[dict[Any, Transition]] = []
+    for kind in kinds.values():
+        groups.extend(_split(kind))
+    return groups
+
+
+_MOST_STATEMENTS = 16
+
+
+def _split(kind: dict[Any, Transition]) -> list[dict[Any, Transition]]:
+    """Constants are cheaper than a table, so few different transitions of a kind get a statement each."""
+    equal: dict[Any, dict[Any, Transition]] = defaultdict(dict)
+    for id_, transition in kind.items():
+        if transition.values is not None:
+            return [kind]
+        equal[transition][id_] = transition
+        if len(equal) > _MOST_STATEMENTS:
+            return [kind]
+    return list(equal.values())
+
+
+def _kind(transition: Transition) -> tuple[Any, ...]:
+    return (
+        transition.reason,
+        transition.status,
+        transition.history_limit,
+        transition.error is None,
+        transition.run_at is None,
+    )
+
+
+def _claimed(document: Document, token: Any) -> ClaimedRecord:
+    return ClaimedRecord(
+        id=document["_id"],
+        task=document["task"],
+        doc_id=document.get("sourceDocId"),
+        attempts=document["attempts"],
+        values=document_in(document.get("lastObservedValues")),
+        token=token,
+        first_error_at=aware_or_none(document.get("firstErrorAt")),
+        planned_under=document_in(document.get("oplogue")).get("hash"),
+    )
+
+
+def _suspect(document: Document) -> Suspect:
+    marks = document_in(document.get("oplogue"))
+    attempts, lost = document.get("attempts"), marks.get("lost")
+    return Suspect(
+        id=document["_id"],
+        task=document["task"],
+        attempts=attempts if isinstance(attempts, int) else 0,
+        lost=lost if isinstance(lost, int) else 0,
+        alone=marks.get("alone") is True,
+    )
+
+
+def _hashable(id_: Any) -> Any:
+    """Record ids are ours, or mongodash's: ObjectIds. Ids put in by hand may be documents."""
+    try:
+        hash(id_)
+    except TypeError:
+        return repr(id_)
+    return id_
