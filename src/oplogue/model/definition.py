@@ -61,6 +61,13 @@ class TaskDefinition:
             return self
         return replace(self, source=Namespace(database, self.source.collection))
 
+    @property
+    def inputs(self) -> frozenset[str] | None:
+        """The paths that decide whether it runs; None: any field may."""
+        if self.filter.inputs is None or self.projection.inputs is None:
+            return None
+        return self.filter.inputs | self.projection.inputs
+
     def backoff_after_change(self) -> timedelta | None:
         """The least wait of a failing document that changes; None where the policy's own next time stands."""
         return self.retry_policy.first_delay

@@ -94,6 +94,12 @@ EVENTS: Mapping[str, EventKind] = {
         ("source", "doc_id", "task", "error"),
     ),
     "planner.planned": EventKind(logging.DEBUG, "planned {count} documents", ("count",)),
+    "planner.source_gone": EventKind(
+        logging.WARNING, "collection {source} was dropped or renamed", ("source",)
+    ),
+    "signal.failed": EventKind(
+        logging.DEBUG, "signals between instances don't work now, looks serve instead: {error}", ("error",)
+    ),
     "reconciliation.started": EventKind(
         logging.INFO, "reconciling {source} for {tasks}", ("source", "tasks")
     ),

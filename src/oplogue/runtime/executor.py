@@ -24,8 +24,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from oplogue.clock import Clock
@@ -35,6 +36,7 @@ from oplogue.model.shares import fair_shares
 from oplogue.runtime.bus import Bus
 from oplogue.runtime.context import Moment, Run
 from oplogue.runtime.leases import LeaseBook
+from oplogue.runtime.parts import keep_running, stop_running
 from oplogue.runtime.settings import Settings
 from oplogue.runtime.work import Ended, Source
 from oplogue.store.faults import StoreError, describe
@@ -83,10 +85,14 @@ class Executor:
         """Begin to claim."""
         self._stopping = False
         self._has_ended = {source.namespace: asyncio.Event() for source in self._sources}
-        loops = [self._settle_loop(source) for source in self._sources]
+        parts: dict[str, Callable[[], Awaitable[None]]] = {
+            f"outcomes of {source.namespace}": partial(self._settle_loop, source) for source in self._sources
+        }
         if self._settings.concurrency:
-            loops += [self._claim_loop(), self._reclaim_loop()]
-        self._loops = [asyncio.create_task(loop, name="oplogue-executor") for loop in loops]
+            parts |= {"claims": self._claim_loop, "reclaims": self._reclaim_loop}
+        self._loops = [
+            keep_running(name, run, bus=self._bus, clock=self._clock) for name, run in parts.items()
+        ]
 
     async def stop(self) -> None:
         """Claim no more, give back what never started, let the rest finish within the shutdown timeout."""
@@ -100,9 +106,7 @@ class Executor:
         if self._running:
             await self._cut_short()
         await self._until_settled()
-        for loop in self._loops:
-            loop.cancel()
-        await asyncio.gather(*self._loops, return_exceptions=True)
+        await stop_running(*self._loops)
         self._loops = []
 
     async def _cut_short(self) -> None:
@@ -123,8 +127,10 @@ class Executor:
 
     def wake(self, names: Iterable[str]) -> None:
         """Records of these tasks are, or will soon be, due."""
-        self._hot.update(name for name in names if name in self._kinds)
-        self._stirred.set()
+        mine = self._kinds.keys() & set(names)
+        if mine:
+            self._hot |= mine
+            self._stirred.set()
 
     def throttle(self, name: str, until: Moment) -> None:
         """Start no run of this task until then, on this instance. What is claimed and not started is given back."""
@@ -187,6 +193,8 @@ class Executor:
         """Look and claim once: whether anything was found, and how long until something will be due."""
         names = self._claimable()
         looks = await asyncio.gather(*(self._look(source, names, room) for source in self._sources))
+        for look in looks:
+            self._drop_held_back(look)
         offers = {name: len(ids) for look in looks for name, ids in look.due.items()}
         priorities = {name: self._kinds[name].priority for name in offers}
         shares = fair_shares(room, offers, priorities)
@@ -212,6 +220,15 @@ class Executor:
             if allowed is None or allowed(name):
                 names.append(name)
         return names
+
+    def _drop_held_back(self, look: Look) -> None:
+        """Leave out what is paused, throttled or gated for the whole cluster."""
+        for name, control in look.controls.items():
+            kind = self._kinds.get(name)
+            if kind is None or look.now is None or control.allows(kind.version, look.now):
+                continue
+            look.due.pop(name, None)
+            look.next_at.pop(name, None)
 
     async def _look(self, source: Source, names: Sequence[str], room: int) -> Look:
         mine = [kind for kind in source.kinds if kind.name in set(names)]

@@ -19,19 +19,22 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
 from oplogue.clock import Clock
 from oplogue.model.definition import Namespace
+from oplogue.model.paths import merge_patterns
 from oplogue.runtime.bus import Bus
 from oplogue.runtime.office import Office
 from oplogue.store import Client
 from oplogue.store.faults import HISTORY_LOST, OperationFailure, StoreError, describe, is_passing
 from oplogue.store.leadership import Leadership
+from oplogue.store.plans import PlannedTask
 from oplogue.store.stream import (
     ChangeStream,
+    Following,
     Position,
     operation_time,
     read_position,
@@ -64,7 +67,7 @@ class Follower:
         self,
         *,
         client: Client,
-        sources: Sequence[Namespace],
+        tasks: Sequence[PlannedTask],
         office: Office,
         planner: Planner,
         leadership: Leadership,
@@ -74,12 +77,17 @@ class Follower:
         bus: Bus,
         clock: Clock,
     ) -> None:
-        databases = {source.database for source in sources}
+        watched = watched_keys(tasks)
+        databases = {source.database for source in watched}
+        target = databases.pop() if len(databases) == 1 else None
+        pipeline = stream_pipeline(watched, whole_cluster=target is None)
         self._client = client
-        self._target = databases.pop() if len(databases) == 1 else None
-        pipeline = stream_pipeline(sources, whole_cluster=self._target is None)
-        self._pipeline_hash = hashlib.sha256(repr(pipeline).encode()).hexdigest()[:16]
-        self._stream = ChangeStream(client, self._target, pipeline, patience=PATIENCE, bound=bound)
+        self._follows = Following(
+            target=target or "",
+            pipeline=hashlib.sha256(repr(pipeline).encode()).hexdigest()[:16],
+            covers=tuple(sorted(task.hash for task in tasks)),
+        )
+        self._stream = ChangeStream(client, target, pipeline, patience=PATIENCE, bound=bound)
         self._office = office
         self._planner = planner
         self._leadership = leadership
@@ -91,12 +99,13 @@ class Follower:
         self._read: Position | None = None
         self._saved_at = 0.0
         self._saving: asyncio.Task[None] | None = None
+        self._until = asyncio.Event()
 
     async def open(self) -> None:
         """Open the stream at the saved position, or afresh where there is none that can be used."""
         stored = await self._leadership.saved()
         now = await operation_time(self._client, bound=self._bound)
-        position = read_position(stored, self._target or "", self._pipeline_hash)
+        position = read_position(stored, self._follows)
         if position is None or position.time > now:
             if stored is not None:
                 await self._history_lost("the saved position can't be used")
@@ -104,12 +113,16 @@ class Follower:
         self._read = position
         await self._reopen(None)
 
-    async def follow(self) -> None:
-        """Read and plan until the office is lost."""
+    async def follow(self, until: asyncio.Event) -> None:
+        """Read and plan until the office is lost, or until told to end: then what is in hand is planned first.
+
+        A plan that is under way must not be cut off in office: the next one could meet it on the server.
+        """
+        self._until = until
         reading = asyncio.create_task(self._read_on(), name="oplogue-stream")
         planning = asyncio.create_task(self._plan_on(), name="oplogue-planner")
         try:
-            await asyncio.wait({reading, planning}, return_when=asyncio.FIRST_EXCEPTION)
+            await asyncio.wait({reading, planning}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in (reading, planning):
                 task.cancel()
@@ -162,7 +175,7 @@ class Follower:
         return Position(now)
 
     async def _plan_on(self) -> None:
-        while True:
+        while not self._until.is_set():
             self._office.check()
             self._office.beat()
             due_in = self._background.due_in()
@@ -172,6 +185,8 @@ class Follower:
                 await self._save_in_turn(position)
             if due_in is not None and self._background.due_in() == 0:
                 await self._background.step()
+        if self._saving is not None:
+            await self._saving
 
     async def _save_in_turn(self, position: Position) -> None:
         """Save while the next batch is planned; often under load, now and then while nothing moves."""
@@ -184,7 +199,7 @@ class Follower:
         self._saving = asyncio.create_task(self._save(position), name="oplogue-position")
 
     async def _save(self, position: Position) -> None:
-        stored = position.stored(self._target or "", self._pipeline_hash, self._office.term.number)
+        stored = position.stored(self._follows, self._office.term.number)
         try:
             await self._leadership.save(self._office.term, stored)
         except StoreError as error:
@@ -192,6 +207,18 @@ class Follower:
                 raise
             self._saved_at = 0.0
             self._bus.emit("planner.stream_error", error=describe(error))
+
+
+def watched_keys(tasks: Iterable[PlannedTask]) -> dict[Namespace, str | None]:
+    """For each collection, the keys of updates that can matter to any of its tasks; None: all can."""
+    paths: dict[Namespace, set[str] | None] = {}
+    for task in tasks:
+        source, known = task.definition.source, task.definition.inputs
+        before = paths.setdefault(source, set())
+        paths[source] = None if known is None or before is None else before | known
+    return {
+        source: None if found is None else merge_patterns(found) or "^$" for source, found in paths.items()
+    }
 
 
 def _may_resume(error: BaseException) -> bool:

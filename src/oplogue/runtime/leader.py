@@ -30,6 +30,7 @@ from oplogue.clock import Clock
 from oplogue.errors import LeadershipLostError
 from oplogue.runtime.bus import Bus
 from oplogue.runtime.office import Office
+from oplogue.runtime.parts import keep_running, stop_running
 from oplogue.runtime.settings import Settings
 from oplogue.store.faults import StoreError, describe
 from oplogue.store.leadership import Leadership, Term
@@ -62,7 +63,7 @@ class Leader:
     async def start(self) -> None:
         """Stand for election; returns when it is known who leads, or that nobody can tell."""
         self._decided.clear()
-        self._task = asyncio.create_task(self._loop(), name="oplogue-leader")
+        self._task = keep_running("leader", self._loop, bus=self._bus, clock=self._clock)
         decided = asyncio.create_task(self._decided.wait())
         await asyncio.wait({decided, self._task}, return_when=asyncio.FIRST_COMPLETED)
         decided.cancel()
@@ -71,9 +72,8 @@ class Leader:
         """Leave office, so that another instance takes over at once."""
         if self._task is None:
             return
-        office, self.office = self.office, None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        office = self.office
+        await stop_running(self._task)
         self._task = None
         if office is not None:
             await self._resign(office)
@@ -91,9 +91,6 @@ class Leader:
         while True:
             try:
                 wait = await self._stand()
-            except StoreError as error:
-                self._bus.emit("part.failed", part="election", error=describe(error))
-                wait = self._settings.lease.total_seconds() / 6
             finally:
                 self._decided.set()
             self._vacated.clear()
@@ -109,16 +106,20 @@ class Leader:
         self.office = office
         self._bus.emit("leadership.gained", instance_id=self._settings.instance_id, term=answer.number)
         self._decided.set()
+        reason = "the instance stops"
         try:
             await self._hold(office)
         except LeadershipLostError as error:
-            office.over = office.over or str(error)
+            reason = office.over = office.over or str(error)
+        except Exception as error:
+            reason = describe(error)
+            await self._resign(office)
+            raise
         finally:
-            reason = office.over or "the instance stops"
+            self.office = None
             self._bus.emit(
                 "leadership.lost", instance_id=self._settings.instance_id, term=answer.number, reason=reason
             )
-        self.office = None
         return _SOON * (1 + self._clock.random())
 
     async def _hold(self, office: Office) -> None:

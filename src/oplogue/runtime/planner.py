@@ -23,7 +23,7 @@ reconciliation.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -36,7 +36,7 @@ from oplogue.store.documents import key_of
 from oplogue.store.faults import StoreError, describe, is_passing, is_stalled
 from oplogue.store.planning import Change, Planning
 from oplogue.store.plans import PlannedTask, Stamp
-from oplogue.store.stream import Batch, Kind, Position
+from oplogue.store.stream import Batch, Event, Kind, Position
 
 _MOST_IN_HAND = 20_000
 _BATCH = 2_000
@@ -52,6 +52,7 @@ class InHand:
     """What has been read and not yet planned."""
 
     changes: dict[Namespace, Changes] = field(default_factory=dict[Namespace, Changes])
+    disruptions: list[Event] = field(default_factory=list[Event])
     position: Position | None = None
 
     def __len__(self) -> int:
@@ -77,6 +78,7 @@ class Planner:
         office: Office,
         planning: Planning,
         wake: Callable[[Iterable[str]], None],
+        reconcile: Callable[[Sequence[str]], Awaitable[None]],
         bound: timedelta,
         bus: Bus,
         clock: Clock,
@@ -87,6 +89,7 @@ class Planner:
         self._office = office
         self._planning = planning
         self._wake = wake
+        self._reconcile = reconcile
         self._bound = bound
         self._bus = bus
         self._clock = clock
@@ -105,12 +108,14 @@ class Planner:
     async def take(self, batch: Batch) -> None:
         """Take in an answer of the stream; waits while too much is in hand."""
         for event in batch.events:
-            if event.source not in self._tasks:
+            if event.source not in self._tasks and event.kind is not Kind.DATABASE_GONE:
                 continue
             if event.kind is Kind.CHANGED:
                 self._in_hand.add(event.source, Change(event.id, event.time, event.time))
             elif event.kind is Kind.DELETED:
                 self._in_hand.add(event.source, Change(event.id, event.time, event.time, event.time))
+            else:
+                self._in_hand.disruptions.append(event)
         self._in_hand.position = batch.position
         self._arrived.set()
         if len(self._in_hand) >= _MOST_IN_HAND:
@@ -128,10 +133,33 @@ class Planner:
         taken, self._in_hand = self._in_hand, InHand()
         self._room.set()
         self._take_back(taken)
-        self.was_quiet = not taken.changes
+        self.was_quiet = not (taken.changes or taken.disruptions)
+        for event in taken.disruptions:
+            await self._disrupted(event)
         for source, changes in taken.changes.items():
             await self._plan_source(source, changes)
         return self._planned_up_to(taken.position)
+
+    async def _disrupted(self, event: Event) -> None:
+        """A whole collection went or came; events of its single documents are not to be had."""
+        if event.kind is Kind.COLLECTION_CAME:
+            names = [task.definition.task for task in self._tasks[event.source]]
+            await self._again(lambda: self._reconcile(names))
+            return
+        for source, tasks in self._tasks.items():
+            gone = (
+                source == event.source
+                if event.source.collection
+                else source.database == event.source.database
+            )
+            if gone and event.kind in (Kind.COLLECTION_GONE, Kind.DATABASE_GONE):
+                await self._mark_gone(source, tasks, event)
+
+    async def _mark_gone(self, source: Namespace, tasks: list[PlannedTask], event: Event) -> None:
+        names = [task.definition.task for task in tasks]
+        stamp = await self._again(lambda: self._planning.stamp(tasks, event.time, self._bound))
+        await self._again(lambda: self._planning.mark_gone(source, names, event.time, stamp, self._bound))
+        self._bus.emit("planner.source_gone", source=str(source))
 
     def _take_back(self, taken: InHand) -> None:
         """Held documents come along when their time has come, or when more happened to them."""

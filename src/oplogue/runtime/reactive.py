@@ -63,7 +63,13 @@ class ReactiveSource:
     ) -> None:
         self.namespace: Namespace = tasks[0].definition.source
         self.kinds = tuple(
-            Kind(task.name, task.definition.priority, task.definition.concurrency) for task in tasks
+            Kind(
+                task.name,
+                task.definition.priority,
+                task.definition.concurrency,
+                task.definition.evolution.handler_version,
+            )
+            for task in tasks
         )
         self._tasks = {task.name: task for task in tasks}
         self._hashes = dict(hashes)

@@ -24,6 +24,7 @@ from oplogue.runtime.bus import Bus
 from oplogue.runtime.context import Run
 from oplogue.runtime.leases import LeaseBook
 from oplogue.runtime.office import Office
+from oplogue.runtime.parts import keep_running, stop_running
 from oplogue.runtime.settings import Settings
 from oplogue.store import Client
 from oplogue.store.connection import make_blocking_client
@@ -152,14 +153,12 @@ class LoopRenewal(_Renewing):
 
     def start(self) -> None:
         """Begin."""
-        self._task = asyncio.create_task(self._run(), name="oplogue-leases")
+        self._task = keep_running("lease renewal", self._run, bus=self._bus, clock=self._clock)
 
     async def stop(self) -> None:
         """End."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        await stop_running(self._task)
+        self._task = None
 
     async def _run(self) -> None:
         lease, bound = self._settings.lease, self._settings.bound

@@ -11,8 +11,10 @@ No part knows another; what one tells the other goes through here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
 
 from oplogue.clock import Clock
 from oplogue.errors import ConfigurationError
@@ -23,23 +25,31 @@ from oplogue.runtime.executor import Executor
 from oplogue.runtime.follower import Follower
 from oplogue.runtime.leader import Leader
 from oplogue.runtime.leases import LeaseBook
+from oplogue.runtime.messenger import Messenger
 from oplogue.runtime.office import Office
 from oplogue.runtime.planner import Planner
+from oplogue.runtime.presence import Presence
 from oplogue.runtime.reactive import Controls, ReactiveSource
 from oplogue.runtime.reconciler import Reconciler
 from oplogue.runtime.renewal import LoopRenewal, Renewal, ThreadRenewal
 from oplogue.runtime.settings import Settings
 from oplogue.store import Client
+from oplogue.store.controls import Controls as StoredControls
 from oplogue.store.definitions import Definitions, StoredTask, trigger_hash
 from oplogue.store.documents import SourceDocuments
-from oplogue.store.faults import OperationFailure, describe, is_refusal
+from oplogue.store.faults import OperationFailure, StoreError, describe, is_refusal
+from oplogue.store.fields import list_in
+from oplogue.store.instances import Instances
 from oplogue.store.leadership import Leadership
 from oplogue.store.planning import Planning
 from oplogue.store.scans import Range, Scans
+from oplogue.store.signals import Signal, Signals, Topic
 from oplogue.store.stream import operation_time
 from oplogue.store.tasks import TaskRecords
 
 _PACE = 0.5
+_PATIENCE = timedelta(seconds=5)
+_DEFINITIONS_EVERY = 10.0
 
 
 class Supervisor:
@@ -77,6 +87,28 @@ class Supervisor:
             leadership=self._leadership, govern=self._govern, settings=settings, bus=bus, clock=clock
         )
         self._governing = asyncio.Event()
+        self._redefined = asyncio.Event()
+        self._instances = Instances(client, self._globals, bound=settings.bound)
+        self._controls = StoredControls(client, self._globals, bound=settings.bound)
+        self._presence = Presence(
+            instances=self._instances,
+            definitions=self._definitions,
+            own=[task.definition for task in tasks],
+            instance_id=settings.instance_id,
+            lease=settings.lease,
+            redefined=self._tell_redefined,
+            ensure_indexes=self._ensure_indexes,
+            bus=bus,
+            clock=clock,
+        )
+        self._messenger = Messenger(
+            signals=Signals(client, self._globals, patience=_PATIENCE, bound=settings.bound),
+            instance_id=settings.instance_id,
+            heard=self._heard,
+            bus=bus,
+            clock=clock,
+        )
+        self._errands: set[asyncio.Task[None]] = set()
         self._renewal = self._make_renewal(renewal_uri)
 
     # -- life cycle
@@ -85,9 +117,9 @@ class Supervisor:
         """Ready: definitions checked by the server, indexes there, leading or not."""
         for task in self._tasks:
             await self._check(task.definition)
-        for records in self._records.values():
-            await records.ensure_indexes()
-        await self._definitions.announce([task.definition for task in self._tasks])
+        await self._ensure_indexes()
+        await self._presence.start()
+        await self._messenger.start()
         self._renewal.start()
         await self._executor.start()
         await self._leader.start()
@@ -98,12 +130,22 @@ class Supervisor:
 
     async def stop(self) -> None:
         """Stop planning, let another lead, finish what runs, write its outcomes."""
+        led = self._leader.leads
         await self._leader.stop()
+        if led:
+            self._messenger.say(Topic.VACANCY)
         await self._executor.stop()
         await self._renewal.stop()
+        await self._presence.stop()
+        await self._messenger.stop()
+        await asyncio.gather(*self._errands)
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._bus.emit("instance.stopped", instance_id=self._settings.instance_id)
         await self._bus.drain()
+
+    async def _ensure_indexes(self) -> None:
+        for records in self._records.values():
+            await records.ensure_indexes()
 
     async def _check(self, definition: TaskDefinition) -> None:
         documents = SourceDocuments(self._client, definition.source, bound=self._settings.bound)
@@ -130,7 +172,9 @@ class Supervisor:
 
     def _source(self, source: Namespace, tasks: list[Task]) -> ReactiveSource:
         bound = self._settings.bound
-        records = self._records[source] = TaskRecords(self._client, source, bound=bound)
+        records = self._records[source] = TaskRecords(
+            self._client, source, globals_=self._globals, bound=bound
+        )
         return ReactiveSource(
             tasks=tasks,
             hashes={task.name: trigger_hash(task.definition) for task in tasks},
@@ -165,28 +209,84 @@ class Supervisor:
 
     def _throttle(self, task: str, until: Moment, scope: Scope) -> None:
         self._executor.throttle(task, until)
+        if scope == "cluster":
+            self._run_errand(self._controls.throttle(task, until), "throttle")
+
+    def _run_errand(self, errand: Coroutine[Any, Any, None], part: str) -> None:
+        """Something that a plain call asked for and nobody waits for."""
+
+        async def run() -> None:
+            try:
+                await errand
+            except StoreError as error:
+                self._bus.emit("part.failed", part=part, error=describe(error))
+
+        task = asyncio.create_task(run(), name=f"oplogue-{part}")
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
 
     def _wake(self, names: Iterable[str]) -> None:
-        self._executor.wake(names)
+        told = set(names)
+        self._executor.wake(told)
+        self._messenger.say(Topic.WORK, told)
+
+    def _tell_redefined(self) -> None:
+        self._redefined.set()
+        self._messenger.say(Topic.DEFINITIONS)
+
+    def _heard(self, signal: Signal) -> None:
+        match signal.topic:
+            case Topic.WORK | Topic.CONTROLS:
+                self._executor.wake(signal.tasks)
+            case Topic.DEFINITIONS:
+                self._redefined.set()
+            case Topic.VACANCY:
+                self._leader.vacated()
 
     # -- in office
 
     async def _govern(self, office: Office) -> None:
-        """Plan for all instances until the office is lost."""
-        stored = await self._definitions.all()
+        """Plan for all instances until the office is lost; start over when definitions change."""
         planning = Planning(self._client, office.term.number)
+        self._bus.emit("planner.started", term=office.term.number)
+        try:
+            while True:
+                self._redefined.clear()
+                await self._govern_by(await self._in_force(), planning, office)
+        finally:
+            self._governing.clear()
+            self._bus.emit("planner.stopped", term=office.term.number)
+            await planning.close()
+
+    async def _in_force(self) -> list[StoredTask]:
+        """The definitions of all instances. One that the saved position does not cover is to be reconciled."""
+        stored = await self._definitions.all()
+        position = await self._leadership.saved()
+        covered = set(list_in((position or {}).get("covers")))
+        passed_over = [task.name for task in stored if task.reconciled and task.planned.hash not in covered]
+        if passed_over:
+            await self._definitions.to_be_reconciled(passed_over)
+            stored = await self._definitions.all()
+        return stored
+
+    async def _govern_by(self, stored: Sequence[StoredTask], planning: Planning, office: Office) -> None:
+        if not stored:
+            self._governing.set()
+            await self._clock.wait(self._redefined, None)
+            return
         planner = Planner(
             tasks=[task.planned for task in stored],
             office=office,
             planning=planning,
             wake=self._wake,
+            reconcile=self._reconcile,
             bound=self._settings.bound,
             bus=self._bus,
             clock=self._clock,
         )
         follower = Follower(
             client=self._client,
-            sources=sorted({task.planned.definition.source for task in stored}),
+            tasks=[task.planned for task in stored],
             office=office,
             planner=planner,
             leadership=self._leadership,
@@ -196,15 +296,36 @@ class Supervisor:
             bus=self._bus,
             clock=self._clock,
         )
+        await follower.open()
+        self._governing.set()
+        watching = asyncio.create_task(self._watch_definitions(stored), name="oplogue-definitions")
         try:
-            await follower.open()
-            self._governing.set()
-            self._bus.emit("planner.started", term=office.term.number)
-            await follower.follow()
+            await follower.follow(self._redefined)
         finally:
-            self._governing.clear()
-            self._bus.emit("planner.stopped", term=office.term.number)
-            await planning.close()
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def _watch_definitions(self, known: Sequence[StoredTask]) -> None:
+        """The net below the signal that definitions have changed."""
+        while not self._redefined.is_set():
+            await self._clock.sleep(_DEFINITIONS_EVERY)
+            try:
+                now = await self._definitions.all()
+            except StoreError as error:
+                self._bus.emit("part.failed", part="definitions", error=describe(error))
+                continue
+            unknown = {(task.name, task.planned.hash) for task in now} ^ {
+                (task.name, task.planned.hash) for task in known
+            }
+            reopened = {task.name for task in now if not task.reconciled} - {
+                task.name for task in known if not task.reconciled
+            }
+            if unknown or reopened:
+                self._redefined.set()
+
+    async def _reconcile(self, names: Sequence[str]) -> None:
+        await self._definitions.to_be_reconciled(names)
+        self._redefined.set()
 
     def _reconciler(self, stored: Sequence[StoredTask], planning: Planning, office: Office) -> Reconciler:
         async def plan(tasks: Sequence[StoredTask], following: Range) -> None:
@@ -228,3 +349,4 @@ class Supervisor:
     async def _history_lost(self, reason: str) -> None:
         self._bus.emit("planner.history_lost", error=reason)
         await self._definitions.to_be_reconciled()
+        self._redefined.set()

@@ -19,6 +19,7 @@ class Kind:
     name: str
     priority: int
     concurrency: int | None
+    version: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,13 @@ trigger. A changed trigger and "not reconciled yet" are saved in one update.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection as Collection_
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from bson import Timestamp, json_util
+from bson import json_util
 from pymongo import UpdateOne
 
 from oplogue.errors import ConfigurationError
@@ -24,11 +25,13 @@ from oplogue.model.policies import CleanupPolicy, Evolution
 from oplogue.model.projection import compile_projection
 from oplogue.model.retry import describe, policy_from
 from oplogue.store.connection import Client, Collection, Document, bounded, ours
-from oplogue.store.expressions import NOW, ROOT, Expr, first_set, literal, when
+from oplogue.store.expressions import NOW, ROOT, Expr, first_set, literal, merged, when
 from oplogue.store.plans import PlannedTask
 
 _PREFIX = "task:"
 _HASH_LENGTH = 16
+_REPLACED = 20
+"""How many replaced hashes are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +40,6 @@ class StoredTask:
 
     planned: PlannedTask
     reconciled: bool
-    covered_to: Timestamp | None
-    """Up to where the stream was followed with this trigger."""
 
     @property
     def name(self) -> str:
@@ -53,15 +54,26 @@ class Definitions:
         self._globals: Collection = ours(client, globals_)
         self._bound = bound
 
-    async def announce(self, definitions: Sequence[TaskDefinition]) -> None:
-        """Store the definitions of this instance; one whose trigger is new or changed is to be reconciled."""
+    async def announce(self, definitions: Sequence[TaskDefinition], carried: Collection_[str]) -> bool:
+        """Store the definitions of this instance; whether any is new or changed, and so to be reconciled.
+
+        ``carried`` are the hashes that live instances run. A definition that was replaced comes back (a rollback)
+        only when nobody carries its replacement any more: else an old instance that restarts in a rolling
+        deployment leaves the newer one in force.
+        """
         writes = [
-            UpdateOne({"_id": _PREFIX + definition.task}, [{"$set": _announced(definition)}], upsert=True)
+            UpdateOne(
+                {"_id": _PREFIX + definition.task},
+                [{"$replaceWith": _announced(definition, carried)}],
+                upsert=True,
+            )
             for definition in definitions
         ]
-        if writes:
-            with bounded(self._bound):
-                await self._globals.bulk_write(writes, ordered=False)
+        if not writes:
+            return False
+        with bounded(self._bound):
+            result = await self._globals.bulk_write(writes, ordered=False)
+        return bool(result.modified_count or result.upserted_count)
 
     async def all(self) -> list[StoredTask]:
         """Every definition that can be read; one that was edited by hand into nonsense is left out."""
@@ -79,12 +91,11 @@ class Definitions:
                     [{"$set": {"reconciled": True, "reconciledAt": NOW}}],
                 )
 
-    async def to_be_reconciled(self) -> None:
-        """History was lost: every task must be reconciled again."""
+    async def to_be_reconciled(self, names: Sequence[str] | None = None) -> None:
+        """These tasks, or all, must be reconciled: history was lost, or somebody asked for it."""
+        which = {"$regex": f"^{_PREFIX}"} if names is None else {"$in": [_PREFIX + name for name in names]}
         with bounded(self._bound):
-            await self._globals.update_many(
-                {"_id": {"$regex": f"^{_PREFIX}"}}, {"$set": {"reconciled": False}, "$unset": {"scan": 1}}
-            )
+            await self._globals.update_many({"_id": which}, {"$set": {"reconciled": False}})
 
 
 def trigger_json(definition: TaskDefinition) -> str:
@@ -104,13 +115,30 @@ def planned(definition: TaskDefinition) -> PlannedTask:
     return PlannedTask(definition, trigger_hash(definition))
 
 
-def _announced(definition: TaskDefinition) -> dict[str, Expr]:
+def _announced(definition: TaskDefinition, carried: Collection_[str]) -> Expr:
     hash_ = trigger_hash(definition)
     same: Expr = {"$eq": ["$hash", hash_]}
     known: Expr = {"$eq": [{"$type": "$hash"}, "string"]}
+    replaced: Expr = first_set("$replaced", [])
+    # Replaced before, and its replacement is carried by a live instance: an old instance that came back.
+    outdated: Expr = {"$and": [{"$in": [hash_, replaced]}, {"$in": ["$hash", sorted(carried)]}]}
     # A trigger that changed is reconciled only where the user wants that; a new one always.
     done = when(known, not definition.evolution.reconcile_on_trigger_change, False)
-    fields = {
+    before: Expr = {"$setDifference": [{"$slice": [replaced, -_REPLACED]}, [hash_]]}
+    fields = _fields(definition, hash_)
+    in_force = {
+        **{name: literal(value) for name, value in fields.items()},
+        "reconciled": when(same, first_set("$reconciled", False), done),
+        "definedAt": when(same, first_set("$definedAt", NOW), NOW),
+        "replaced": when(
+            {"$or": [same, {"$not": [known]}]}, replaced, {"$concatArrays": [before, ["$hash"]]}
+        ),
+    }
+    return when(outdated, ROOT, merged(ROOT, in_force))
+
+
+def _fields(definition: TaskDefinition, hash_: str) -> dict[str, Any]:
+    return {
         "task": definition.task,
         "database": definition.source.database,
         "collection": definition.source.collection,
@@ -128,12 +156,6 @@ def _announced(definition: TaskDefinition) -> dict[str, Expr]:
         "reconcileOnTriggerChange": definition.evolution.reconcile_on_trigger_change,
         "executionHistoryLimit": definition.execution_history_limit,
         "priority": definition.priority,
-    }
-    return {
-        **{name: literal(value) for name, value in fields.items()},
-        "reconciled": when(same, first_set("$reconciled", False), done),
-        "coveredTo": when(same, first_set("$coveredTo", None), None),
-        "definedAt": when(same, first_set("$definedAt", NOW), NOW),
     }
 
 
@@ -163,9 +185,4 @@ def _stored(document: Document) -> StoredTask | None:
         )
     except (KeyError, TypeError, ValueError, ConfigurationError):
         return None
-    covered = document.get("coveredTo")
-    return StoredTask(
-        PlannedTask(definition, document["hash"]),
-        document.get("reconciled") is True,
-        covered if isinstance(covered, Timestamp) else None,
-    )
+    return StoredTask(PlannedTask(definition, document["hash"]), document.get("reconciled") is True)

@@ -16,6 +16,11 @@ def document_in(value: Any) -> dict[str, Any]:
     return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
 
+def list_in(value: Any) -> list[Any]:
+    """An array; empty where it is missing, or was edited by hand into something else."""
+    return cast(list[Any], value) if isinstance(value, list) else []
+
+
 def aware_or_none(value: Any) -> datetime | None:
     """The same for a field that may be missing, null, or edited by hand into something else."""
     return aware(value) if isinstance(value, datetime) else None

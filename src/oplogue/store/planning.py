@@ -20,6 +20,7 @@ from oplogue.store.documents import key_of, server_time
 from oplogue.store.expressions import NOW, first_set, literal, merged
 from oplogue.store.plans import PlannedTask, Stamp
 
+_GONE = 2_000
 _COULD_NOT = "could not be planned: "
 
 
@@ -89,6 +90,22 @@ class Planning:
             await ours(self._client, source.tasks).update_many(
                 theirs, plans.deletion_update(times, stamp), session=self._session
             )
+
+    async def mark_gone(
+        self, source: Namespace, names: Sequence[str], time: Timestamp, stamp: Stamp, bound: timedelta
+    ) -> None:
+        """Mark the records of a collection that was dropped or renamed, some thousand at a time."""
+        records = ours(self._client, source.tasks)
+        update = plans.deletion_update({None: (None, time)}, stamp)
+        theirs: dict[str, Any] = {"task": {"$in": list(names)}}
+        while True:
+            with bounded(bound):
+                page = await records.find(theirs, {"_id": 1}).sort("_id", 1).limit(_GONE).to_list()
+                if not page:
+                    return
+                ids = [row["_id"] for row in page]
+                await records.update_many({"_id": {"$in": ids}}, update, session=self._session)
+            theirs["_id"] = {"$gt": ids[-1]}
 
     async def mark_left(
         self, tasks: Sequence[PlannedTask], ids: Sequence[Any], stamp: Stamp, bound: timedelta

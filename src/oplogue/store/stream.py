@@ -33,8 +33,9 @@ BATCH = 2_000
 _CODEC: CodecOptions[Document] = CodecOptions(
     tz_aware=True, datetime_conversion=DatetimeConversion.DATETIME_AUTO
 )
-_CHANGES = ("insert", "update", "replace", "delete")
+_WHOLE = ("insert", "replace", "delete")
 _TIMESTAMP_IN_TOKEN = 0x82
+_NO_KEY: Document = {}
 
 
 class Kind(Enum):
@@ -43,6 +44,7 @@ class Kind(Enum):
     CHANGED = "changed"
     DELETED = "deleted"
     COLLECTION_GONE = "collection gone"
+    COLLECTION_CAME = "collection came"
     DATABASE_GONE = "database gone"
     INVALIDATED = "invalidated"
 
@@ -70,19 +72,30 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Following:
+    """What a stream was opened for."""
+
+    target: str
+    pipeline: str
+    covers: tuple[str, ...]
+    """The hashes of the triggers whose events it passes."""
+
+
+@dataclass(frozen=True, slots=True)
 class Position:
     """Up to where everything has been planned."""
 
     time: Timestamp
     token: Document | None = None
 
-    def stored(self, target: str, pipeline: str, term: int) -> Document:
+    def stored(self, follows: Following, term: int) -> Document:
         """As it is kept in the leader's document: with what it is valid for."""
         return {
             "time": self.time,
             "token": self.token,
-            "target": target,
-            "pipeline": pipeline,
+            "target": follows.target,
+            "pipeline": follows.pipeline,
+            "covers": list(follows.covers),
             "term": term,
         }
 
@@ -166,30 +179,56 @@ class ChangeStream:
         if not self._cursor and not cursor[name]:
             raise OperationFailure("the change stream's cursor is closed", code=43)
         token = cursor["postBatchResumeToken"]
-        return Batch([_event(document) for document in cursor[name]], Position(token_time(token), token))
+        events = [event for document in cursor[name] for event in _events(document)]
+        return Batch(events, Position(token_time(token), token))
 
 
-def stream_pipeline(sources: Sequence[Namespace], *, whole_cluster: bool) -> list[dict[str, Any]]:
-    """Only events of these collections, and of each only what names the document."""
-    by_database: dict[str, list[str]] = {}
-    for source in sources:
-        by_database.setdefault(source.database, []).append(source.collection)
-    changed = [
-        {"ns.db": database, "ns.coll": {"$in": sorted(collections)}}
-        for database, collections in sorted(by_database.items())
-    ]
-    theirs: dict[str, Any] = {"ns.db": {"$in": sorted(by_database)}} if whole_cluster else {}
+def stream_pipeline(watched: Mapping[Namespace, str | None], *, whole_cluster: bool) -> list[dict[str, Any]]:
+    """Only events that can matter, and of each only what names the document.
+
+    ``watched`` has, for each collection, a regex for the keys of updates that can matter; None: all of them can.
+    Nothing of a user's is evaluated here: an expression that fails on one document would kill the stream, again
+    on every restart.
+    """
+    names = [_named("ns", source) for source in watched]
+    updates = [_named("ns", source) | _touched(pattern) for source, pattern in watched.items()]
+    databases = sorted({source.database for source in watched})
+    theirs: dict[str, Any] = {"ns.db": {"$in": databases}} if whole_cluster else {}
     return [
         {
             "$match": {
                 "$or": [
-                    {"operationType": {"$in": [*_CHANGES, "drop", "rename"]}, "$or": changed},
-                    {"operationType": {"$in": ["dropDatabase", "invalidate"]}, **theirs},
+                    {"operationType": "update", "$or": updates},
+                    {"operationType": {"$in": [*_WHOLE, "drop", "rename"]}, "$or": names},
+                    {"operationType": "rename", "$or": [_named("to", source) for source in watched]},
+                    {"operationType": "dropDatabase", **theirs},
+                    {"operationType": "invalidate"},
                 ]
             }
         },
-        {"$project": {"operationType": 1, "ns": 1, "documentKey._id": 1, "clusterTime": 1}},
+        {"$project": {"operationType": 1, "ns": 1, "to": 1, "documentKey._id": 1, "clusterTime": 1}},
     ]
+
+
+def _named(field: str, source: Namespace) -> dict[str, Any]:
+    return {f"{field}.db": source.database, f"{field}.coll": source.collection}
+
+
+def _touched(pattern: str | None) -> dict[str, Any]:
+    """Whether an update changed, removed or truncated a field whose key matches."""
+    if pattern is None:
+        return {}
+    described = "$updateDescription"
+    updated: Any = {"$objectToArray": {"$ifNull": [f"{described}.updatedFields", {}]}}
+    keys: Any = {
+        "$concatArrays": [
+            {"$map": {"input": updated, "in": "$$this.k"}},
+            {"$ifNull": [f"{described}.removedFields", []]},
+            {"$ifNull": [f"{described}.truncatedArrays.field", []]},
+        ]
+    }
+    hit = {"$regexMatch": {"input": "$$this", "regex": pattern}}
+    return {"$expr": {"$anyElementTrue": [{"$map": {"input": keys, "in": hit}}]}}
 
 
 def token_time(token: Mapping[str, Any]) -> Timestamp:
@@ -201,11 +240,11 @@ def token_time(token: Mapping[str, Any]) -> Timestamp:
     return Timestamp(seconds, increment)
 
 
-def read_position(stored: Document | None, target: str, pipeline: str) -> Position | None:
+def read_position(stored: Document | None, follows: Following) -> Position | None:
     """A stored position: with its token where it was made by the same pipeline on the same target."""
     if stored is None or not isinstance(stored.get("time"), Timestamp):
         return None
-    same = stored.get("target") == target and stored.get("pipeline") == pipeline
+    same = stored.get("target") == follows.target and stored.get("pipeline") == follows.pipeline
     return Position(stored["time"], (document_in(stored.get("token")) or None) if same else None)
 
 
@@ -219,8 +258,14 @@ async def operation_time(client: Client, *, bound: timedelta) -> Timestamp:
     return time
 
 
-def _event(document: Document) -> Event:
-    kind = _KINDS[document["operationType"]]
-    namespace = document.get("ns", {})
-    source = Namespace(namespace.get("db", ""), namespace.get("coll", ""))
-    return Event(kind, source, document.get("documentKey", {}).get("_id"), document["clusterTime"])
+def _events(document: Document) -> list[Event]:
+    kind, time = _KINDS[document["operationType"]], document["clusterTime"]
+    event = Event(kind, _namespace(document.get("ns")), document.get("documentKey", _NO_KEY).get("_id"), time)
+    if "to" not in document:
+        return [event]
+    return [event, Event(Kind.COLLECTION_CAME, _namespace(document["to"]), None, time)]
+
+
+def _namespace(stored: Document | None) -> Namespace:
+    names = stored or _NO_KEY
+    return Namespace(names.get("db", ""), names.get("coll", ""))

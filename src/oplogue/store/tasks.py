@@ -22,6 +22,7 @@ from oplogue.model.record import ClaimedRecord
 from oplogue.model.states import RUNNING, Status, Transition
 from oplogue.store import outcomes
 from oplogue.store.connection import Client, Collection, Document, bounded, ours
+from oplogue.store.controls import CONTROLS, Control, Controls, read_controls
 from oplogue.store.expressions import NOW, milliseconds
 from oplogue.store.faults import is_passing
 from oplogue.store.fields import aware, aware_or_none, document_in
@@ -58,6 +59,8 @@ class Look:
     """The server's time; None where nothing is pending."""
     due: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
     """Ids of due records of the tasks that were asked for, in the order of their due times."""
+    controls: Mapping[str, Control] = field(default_factory=dict[str, Control])
+    """What holds tasks back in the whole cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +77,10 @@ class Suspect:
 class TaskRecords:
     """The records beside one source collection."""
 
-    def __init__(self, client: Client, source: Namespace, *, bound: timedelta) -> None:
+    def __init__(self, client: Client, source: Namespace, *, globals_: Namespace, bound: timedelta) -> None:
         self.source = source
+        self._globals = globals_
+        self._controls = Controls(client, globals_, bound=bound)
         self._records: Collection = ours(client, source.tasks)
         # A transaction refuses concerns of a collection's own.
         self._plain: Collection = client.get_database(source.database)[source.tasks.collection]
@@ -93,13 +98,21 @@ class TaskRecords:
     async def look(self, tasks: Sequence[str], wanted: Mapping[str, int]) -> Look:
         """The agenda of these tasks, and the first due records of those in ``wanted``, in one round trip."""
         look = Look()
+        pipeline = look_pipeline(self.source.tasks, tasks, wanted)
+        beside = self._globals.database == self.source.database
+        if beside:
+            pipeline.append(_with_controls(self._globals))
         with bounded(self._bound):
-            async for row in await self._records.aggregate(look_pipeline(self.source.tasks, tasks, wanted)):
+            async for row in await self._records.aggregate(pipeline):
                 if "at" in row:
                     look.now = aware(row["now"])
                     look.next_at[row["_id"]] = aware(row["at"])
-                else:
+                elif "task" in row:
                     look.due[row["task"]].append(row["_id"])
+                else:
+                    look.controls = read_controls(row)
+        if not beside and look.next_at:
+            look.controls = await self._controls.all()
         return look
 
     async def claim(
@@ -224,6 +237,10 @@ def look_pipeline(
         if limit > 0
     ]
     return agenda + due
+
+
+def _with_controls(globals_: Namespace) -> dict[str, Any]:
+    return {"$unionWith": {"coll": globals_.collection, "pipeline": [{"$match": {"_id": CONTROLS}}]}}
 
 
 def _alike(transitions: Mapping[Any, Transition]) -> list[dict[Any, Transition]]:

@@ -1,0 +1,76 @@
+"""Presence: this instance is alive, and these are its definitions.
+
+The heartbeat also heals: whatever of ours somebody dropped (definitions, indexes) is there again after a beat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+
+from oplogue.clock import Clock
+from oplogue.model.definition import TaskDefinition
+from oplogue.runtime.bus import Bus
+from oplogue.runtime.parts import keep_running, stop_running
+from oplogue.store.definitions import Definitions, trigger_hash
+from oplogue.store.faults import StoreError, describe
+from oplogue.store.instances import Instances
+
+
+class Presence:
+    """Announces this instance, a few times in a lease."""
+
+    def __init__(
+        self,
+        *,
+        instances: Instances,
+        definitions: Definitions,
+        own: Sequence[TaskDefinition],
+        instance_id: str,
+        lease: timedelta,
+        redefined: Callable[[], None],
+        ensure_indexes: Callable[[], Awaitable[None]],
+        bus: Bus,
+        clock: Clock,
+    ) -> None:
+        self._instances = instances
+        self._definitions = definitions
+        self._own = list(own)
+        self._hashes = {definition.task: trigger_hash(definition) for definition in own}
+        self._instance_id = instance_id
+        self._lease = lease
+        self._redefined = redefined
+        self._ensure_indexes = ensure_indexes
+        self._bus = bus
+        self._clock = clock
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Announce, then go on announcing."""
+        await self._announce()
+        self._task = keep_running("presence", self._loop, bus=self._bus, clock=self._clock)
+
+    async def stop(self) -> None:
+        """Leave."""
+        if self._task is None:
+            return
+        await stop_running(self._task)
+        self._task = None
+        try:
+            await self._instances.leave(self._instance_id)
+        except StoreError as error:
+            self._bus.emit("part.failed", part="presence", error=describe(error))
+
+    async def _loop(self) -> None:
+        while True:
+            await self._clock.sleep(self._lease.total_seconds() / 2)
+            await self._announce()
+
+    async def _announce(self) -> None:
+        others = [live for live in await self._instances.live() if live.id != self._instance_id]
+        carried = {hash_ for live in others for hash_ in live.hashes.values()}
+        if await self._definitions.announce(self._own, carried):
+            await self._ensure_indexes()
+            self._redefined()
+        await self._instances.beat(self._instance_id, self._hashes, 2 * self._lease)

@@ -1,0 +1,68 @@
+"""Who is alive: one document for each instance in the globals collection, renewed by its heartbeat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from oplogue.model.definition import Namespace
+from oplogue.store.connection import Client, Collection, bounded, ours
+from oplogue.store.expressions import NOW, after, first_set, literal, milliseconds
+from oplogue.store.fields import aware_or_none, document_in
+
+_PREFIX = "instance:"
+
+
+@dataclass(frozen=True, slots=True)
+class LiveInstance:
+    """An instance whose heartbeat has not run out."""
+
+    id: str
+    started_at: datetime | None
+    hashes: Mapping[str, str]
+    """The trigger hash of each task that it runs, by name."""
+
+
+class Instances:
+    """The heartbeats in one globals collection."""
+
+    def __init__(self, client: Client, globals_: Namespace, *, bound: timedelta) -> None:
+        self._globals: Collection = ours(client, globals_)
+        self._bound = bound
+
+    async def beat(self, id_: str, hashes: Mapping[str, str], lasts: timedelta) -> None:
+        """This instance is alive for so long, and runs these tasks."""
+        # Pairs, not a document: a task's name may have dots.
+        carried = [{"task": name, "hash": hash_} for name, hash_ in hashes.items()]
+        alive = {
+            "carries": literal(carried),
+            "expiresAt": after(NOW, milliseconds(lasts)),
+            "startedAt": first_set("$startedAt", NOW),
+        }
+        with bounded(self._bound):
+            await self._globals.update_one({"_id": _PREFIX + id_}, [{"$set": alive}], upsert=True)
+
+    async def leave(self, id_: str) -> None:
+        """This instance stops."""
+        with bounded(self._bound):
+            await self._globals.delete_one({"_id": _PREFIX + id_})
+
+    async def live(self) -> list[LiveInstance]:
+        """Who is alive by the server's clock; what is long dead is forgotten."""
+        theirs: dict[str, Any] = {"_id": {"$regex": f"^{_PREFIX}"}}
+        dead: dict[str, Any] = {"$expr": {"$lte": ["$expiresAt", NOW]}}
+        with bounded(self._bound):
+            await self._globals.delete_many(theirs | dead)
+            documents = await self._globals.find(theirs).to_list()
+        return [_instance(document) for document in documents]
+
+
+def _instance(document: Mapping[str, Any]) -> LiveInstance:
+    pairs = [document_in(pair) for pair in document.get("carries") or ()]
+    return LiveInstance(
+        id=str(document["_id"]).removeprefix(_PREFIX),
+        started_at=aware_or_none(document.get("startedAt")),
+        hashes={str(pair.get("task")): str(pair.get("hash")) for pair in pairs},
+    )
