@@ -32,7 +32,7 @@ check: $(TOOLS_READY) ## lint, format, types, layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyright --verifytypes oplogue --ignoreexternal
 
 bench: $(MONGOD_READY) ## measure; prints figures

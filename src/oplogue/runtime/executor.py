@@ -31,7 +31,7 @@ from typing import Any
 
 from oplogue.clock import Clock
 from oplogue.model.definition import Namespace
-from oplogue.model.outcomes import Outcome, Released
+from oplogue.model.outcomes import Outcome, Raised, Released
 from oplogue.model.shares import fair_shares
 from oplogue.runtime.bus import Bus
 from oplogue.runtime.context import Moment, Run
@@ -39,7 +39,7 @@ from oplogue.runtime.leases import LeaseBook
 from oplogue.runtime.parts import keep_running, stop_running
 from oplogue.runtime.settings import Settings
 from oplogue.runtime.work import Ended, Source
-from oplogue.store.faults import StoreError, describe
+from oplogue.store.faults import StoreError, describe, is_passing
 from oplogue.store.tasks import Look
 
 _MOST_AHEAD = 1_000
@@ -76,29 +76,36 @@ class Executor:
         self._unsettled = 0
         self._rate = 0.0
         self._settled_at = 0.0
-        self._stopping = False
+        self._stopping = asyncio.Event()
         self._loops: list[asyncio.Task[None]] = []
+        self._claiming: list[asyncio.Task[None]] = []
 
     # -- life cycle
 
     async def start(self) -> None:
         """Begin to claim."""
-        self._stopping = False
+        self._stopping.clear()
         self._has_ended = {source.namespace: asyncio.Event() for source in self._sources}
-        parts: dict[str, Callable[[], Awaitable[None]]] = {
-            f"outcomes of {source.namespace}": partial(self._settle_loop, source) for source in self._sources
-        }
-        if self._settings.concurrency:
-            parts |= {"claims": self._claim_loop, "reclaims": self._reclaim_loop}
         self._loops = [
-            keep_running(name, run, bus=self._bus, clock=self._clock) for name, run in parts.items()
+            self._keep(f"outcomes of {source.namespace}", partial(self._settle_loop, source))
+            for source in self._sources
         ]
+        if self._settings.concurrency:
+            self._claiming = [
+                self._keep("claims", self._claim_loop),
+                self._keep("reclaims", self._reclaim_loop),
+            ]
+
+    def _keep(self, part: str, run: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        return keep_running(part, run, bus=self._bus, clock=self._clock)
 
     async def stop(self) -> None:
         """Claim no more, give back what never started, let the rest finish within the shutdown timeout."""
-        self._stopping = True
+        self._stopping.set()
         self._stirred.set()
         self._release()
+        # A claim that is under way may still take records: they are given back when it has come home.
+        await asyncio.gather(*self._claiming)
         if self._running:
             await asyncio.wait(
                 self._running.values(), timeout=self._settings.shutdown_timeout.total_seconds()
@@ -167,7 +174,7 @@ class Executor:
 
     async def _claim_loop(self) -> None:
         idle = _IDLE_FIRST
-        while not self._stopping:
+        while not self._stopping.is_set():
             room = self._room()
             if room <= 0:
                 self._stirred.clear()
@@ -198,7 +205,7 @@ class Executor:
         offers = {name: len(ids) for look in looks for name, ids in look.due.items()}
         priorities = {name: self._kinds[name].priority for name in offers}
         shares = fair_shares(room, offers, priorities)
-        rest = _until_next(looks)
+        rest = min(_until_next(looks), self._until_unthrottled())
         overdue = {name for look in looks for name in _overdue(look)}
         missed = overdue - self._hot - set(offers)
         self._hot = overdue
@@ -207,6 +214,11 @@ class Executor:
         )
         taken = await asyncio.gather(*claims)
         return bool(missed) or any(taken), rest
+
+    def _until_unthrottled(self) -> float:
+        now = self._clock.monotonic()
+        ends = (until - now for until in self._throttled_until.values() if until > now)
+        return min(ends, default=_IDLE_LONGEST)
 
     def _claimable(self) -> list[str]:
         allowed = self._settings.task_filter
@@ -229,6 +241,8 @@ class Executor:
                 continue
             look.due.pop(name, None)
             look.next_at.pop(name, None)
+            if control.held_until > look.now:
+                look.next_at[name] = control.held_until
 
     async def _look(self, source: Source, names: Sequence[str], room: int) -> Look:
         mine = [kind for kind in source.kinds if kind.name in set(names)]
@@ -277,16 +291,16 @@ class Executor:
             if run not in done:
                 self._buffer[self._kinds[run.record.task].priority].append(run)
                 self._buffered += 1
-        if self._stopping:
+        if self._stopping.is_set():
             self._release()
         self._start_more()
 
     async def _reclaim_loop(self) -> None:
         pause = self._settings.lease.total_seconds() / 4
-        while not self._stopping:
+        while not self._stopping.is_set():
             if not self._suspects:
                 await self._reclaim()
-            await self._clock.sleep(pause)
+            await self._clock.wait(self._stopping, pause)
 
     async def _reclaim(self) -> None:
         names = self._claimable()
@@ -384,7 +398,7 @@ class Executor:
         """Write a group; False to try again. Records whose lease is lost meanwhile are left to their new owner."""
         owned = [ended for ended in group if not ended.run.lost]
         try:
-            await source.settle(owned)
+            await self._write(source, owned)
         except StoreError as error:
             self._bus.emit("settle.failed", source=str(source.namespace), error=describe(error))
             return False
@@ -396,6 +410,21 @@ class Executor:
         # What was settled may run again: dirty, retried, or given back.
         self._stirred.set()
         return True
+
+    async def _write(self, source: Source, owned: list[Ended]) -> None:
+        """What the server refuses is halved down to the one outcome that it refuses; that run has failed."""
+        try:
+            await source.settle(owned)
+        except StoreError as error:
+            if is_passing(error) or not owned:
+                raise
+            if len(owned) > 1:
+                middle = len(owned) // 2
+                await self._write(source, owned[:middle])
+                await self._write(source, owned[middle:])
+                return
+            failed = Raised(0, f"its outcome could not be written: {describe(error)}")
+            await source.settle([Ended(owned[0].run, failed)])
 
     def _pace(self, count: int) -> None:
         """How many runs end per second, smoothed: how far ahead of the slots it pays to claim."""

@@ -88,6 +88,8 @@ class Follower:
             covers=tuple(sorted(task.hash for task in tasks)),
         )
         self._stream = ChangeStream(client, target, pipeline, patience=PATIENCE, bound=bound)
+        # A leader whose planner makes no progress is not renewed: it beats several times in a lease.
+        self._patience = min(PATIENCE, bound / 2).total_seconds()
         self._office = office
         self._planner = planner
         self._leadership = leadership
@@ -179,7 +181,7 @@ class Follower:
             self._office.check()
             self._office.beat()
             due_in = self._background.due_in()
-            patience = PATIENCE.total_seconds() if due_in is None else min(due_in, PATIENCE.total_seconds())
+            patience = self._patience if due_in is None else min(due_in, self._patience)
             position = await self._planner.step(patience)
             if position is not None:
                 await self._save_in_turn(position)

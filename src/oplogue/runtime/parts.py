@@ -25,7 +25,7 @@ def keep_running(
             started = clock.monotonic()
             try:
                 await run()
-            except Exception as error:  # noqa: BLE001 - a part that fails must not end the instance
+            except Exception as error:
                 bus.emit("part.failed", part=part, error=describe(error))
                 _LOGGER.debug("%s failed", part, exc_info=True)
             else:

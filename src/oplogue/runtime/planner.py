@@ -192,10 +192,33 @@ class Planner:
             lambda: self._planning.stamp(tasks, max(change.last for change in batch), self._bound)
         )
         deleted = [change for change in batch if change.deleted_at is not None]
-        if deleted:
-            await self._again(lambda: self._planning.mark_deleted(source, names, deleted, stamp, self._bound))
-        await self._plan_changes(tasks, batch, stamp)
+        if deleted and not await self._marked_deleted(source, names, deleted, stamp):
+            batch = [change for change in batch if change.deleted_at is None]
+        if batch:
+            await self._plan_changes(tasks, batch, stamp)
         self._bus.emit("planner.planned", count=len(batch))
+
+    async def _marked_deleted(
+        self, source: Namespace, names: list[str], deleted: list[Change], stamp: Stamp
+    ) -> bool:
+        """Mark their records before the batch is planned; False where that stalled, and they are held back."""
+        try:
+            await self._again(
+                lambda: self._planning.mark_deleted(source, names, deleted, stamp, _PATIENT), but=is_stalled
+            )
+        except StoreError as error:
+            if not is_stalled(error):
+                raise
+            await self._stalled(error, len(deleted), _PATIENT)
+            self._hold(source, deleted)
+            return False
+        return True
+
+    def _hold(self, source: Namespace, changes: Iterable[Change]) -> None:
+        """Try these again later; the position stays before them."""
+        for change in changes:
+            self._held.add(source, change)
+        self._held_until = self._clock.monotonic() + _RETRY_HELD
 
     async def _plan_changes(self, tasks: list[PlannedTask], batch: list[Change], stamp: Stamp) -> None:
         if self._careful_until > self._clock.monotonic():
@@ -223,19 +246,21 @@ class Planner:
         running = await self._again(lambda: self._planning.running_among(source, names, ids, self._bound))
         free = [change for change in batch if key_of(change.id) not in running]
         if free:
-            await self._plan_group(tasks, free, stamp, self._bound)
+            await self._plan_or_hold(tasks, free, stamp, self._bound)
         for change in batch:
             if key_of(change.id) in running:
-                await self._plan_or_hold(tasks, change, stamp)
+                await self._plan_or_hold(tasks, [change], stamp, _PATIENT / 4)
 
-    async def _plan_or_hold(self, tasks: list[PlannedTask], change: Change, stamp: Stamp) -> None:
+    async def _plan_or_hold(
+        self, tasks: list[PlannedTask], group: list[Change], stamp: Stamp, bound: timedelta
+    ) -> None:
         try:
-            await self._plan_group(tasks, [change], stamp, _PATIENT / 4)
+            await self._plan_group(tasks, group, stamp, bound)
         except StoreError as error:
             if not is_stalled(error):
                 raise
-            self._held.add(tasks[0].definition.source, change)
-            self._held_until = self._clock.monotonic() + _RETRY_HELD
+            await self._stalled(error, len(group), bound)
+            self._hold(tasks[0].definition.source, group)
 
     async def _plan_group(
         self, tasks: list[PlannedTask], group: list[Change], stamp: Stamp, bound: timedelta

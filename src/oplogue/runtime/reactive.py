@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -192,7 +193,11 @@ class ReactiveSource:
                 await handler.function(*arguments)
                 return
             copied = contextvars.copy_context()
-            await loop.run_in_executor(self._threads, partial(copied.run, handler.function, *arguments))
+            answer = await loop.run_in_executor(
+                self._threads, partial(copied.run, handler.function, *arguments)
+            )
+            if inspect.isawaitable(answer):  # a plain function that wraps a coroutine
+                await answer
 
         await _wrapped(call, context, self._settings.middleware)()
 

@@ -82,8 +82,10 @@ def ours(client: Client, namespace: Namespace, *, acknowledge: WriteConcern = MA
 
 
 def codec(client: Client) -> CodecOptions[Document]:
-    """The client's own codec, so that user data decode as the user set it; dates out of range don't raise."""
-    return client.codec_options.with_options(datetime_conversion=DatetimeConversion.DATETIME_AUTO)
+    """The client's codec, so that user data decode as the user set it; dates out of range don't raise."""
+    return client.codec_options.with_options(
+        document_class=dict, datetime_conversion=DatetimeConversion.DATETIME_AUTO
+    )
 
 
 def _settings(uri: str) -> dict[str, Any]:

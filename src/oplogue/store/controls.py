@@ -17,6 +17,7 @@ from oplogue.store.expressions import NOW, Expr, after, first_set, literal, mill
 from oplogue.store.fields import aware_or_none, document_in, list_in
 
 CONTROLS = "controls"
+NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 FOREVER = datetime(9999, 12, 31, tzinfo=UTC)
 
 
@@ -29,10 +30,14 @@ class Control:
     version: int = 0
     """Instances with a lower handler version don't run it."""
 
+    @property
+    def held_until(self) -> datetime:
+        """When a pause and a throttle are both over."""
+        return max(self.paused_until or NEVER, self.throttled_until or NEVER)
+
     def allows(self, version: int, now: datetime) -> bool:
         """Whether an instance with this handler version may start it now, by the server's clock."""
-        held = max((until for until in (self.paused_until, self.throttled_until) if until), default=now)
-        return held <= now and version >= self.version
+        return self.held_until <= now and version >= self.version
 
 
 class Controls:

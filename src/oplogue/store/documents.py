@@ -34,6 +34,7 @@ class SourceDocuments:
     def __init__(self, client: Client, source: Namespace, *, bound: timedelta) -> None:
         self._client = client
         self._documents: Collection = ours(client, source)
+        self._theirs: Collection = self._documents.with_options(codec_options=client.codec_options)
         self._bound = bound
 
     async def look(
@@ -77,7 +78,7 @@ class SourceDocuments:
                 {"$expr": {"$eq": [definition.projection.expression, literal(dict(values))]}},
             ],
         }
-        return await self._documents.find_one(condition, session=session, **options)
+        return await self._theirs.find_one(condition, session=session, **options)
 
     async def _now(self, definition: TaskDefinition) -> datetime | None:
         return await server_time(self._client, bound=self._bound) if definition.filter.needs_now else None

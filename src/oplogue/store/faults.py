@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pymongo.errors import (
     AutoReconnect,
@@ -20,6 +20,7 @@ from pymongo.errors import (
 )
 
 from oplogue.clock import Clock
+from oplogue.store.fields import document_in, list_in
 
 Result = TypeVar("Result")
 
@@ -39,8 +40,10 @@ StoreError = PyMongoError
 
 def is_passing(error: BaseException) -> bool:
     """Whether the same statement may succeed when it is sent again."""
-    if isinstance(error, (DuplicateKeyError, BulkWriteError)):
-        return isinstance(error, DuplicateKeyError)
+    if isinstance(error, BulkWriteError):
+        return all(failed.get("code") in _PASSING for failed in _failed_writes(error))
+    if isinstance(error, DuplicateKeyError):
+        return True
     if isinstance(error, (ConnectionFailure, AutoReconnect, NetworkTimeout, ExecutionTimeout, WTimeoutError)):
         return True
     if isinstance(error, OperationFailure):
@@ -48,6 +51,11 @@ def is_passing(error: BaseException) -> bool:
     if isinstance(error, PyMongoError):
         return bool(getattr(error, "timeout", False))
     return False
+
+
+def _failed_writes(error: BulkWriteError) -> list[dict[str, Any]]:
+    details = document_in(error.details)
+    return [document_in(failed) for failed in list_in(details.get("writeErrors"))]
 
 
 def is_refusal(error: BaseException) -> bool:

@@ -142,9 +142,7 @@ class Planning:
         return {key_of(row["sourceDocId"]) for row in rows}
 
     async def park(self, task: PlannedTask, id_: Any, error: str, stamp: Stamp, bound: timedelta) -> None:
-        """Show a document that can't be planned as a failed record of its task, where its id allows a record."""
-        if id_ is None:
-            return
+        """Show a document that can't be planned as a failed record of its task."""
         source: Namespace = task.definition.source
         marks = {"parked": True, **stamp.marks()}
         parked = {

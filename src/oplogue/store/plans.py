@@ -139,7 +139,12 @@ def _planned_again(tasks: Sequence[PlannedTask]) -> Expr:
             "lastObservedValues": "$$new.lastObservedValues",
             "updatedAt": NOW,
             "dueAt": "$$new.dueAt",
-            "oplogue": merged("$oplogue", "$$new.oplogue", {"left": False, "changedAt": _first_change()}),
+            "oplogue": merged(
+                "$oplogue",
+                "$$new.oplogue",
+                {"left": False, "changedAt": _first_change()},
+                when(is_set("$oplogue.parked"), {"parked": False}, {}),
+            ),
         },
         when(IS_RUNNING, {"status": literal(Status.PROCESSING_DIRTY)}, _pending_again(policies)),
     )

@@ -13,6 +13,7 @@ target, another pipeline, refused) the stream reopens by that time, inclusive: p
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from oplogue.model.definition import Namespace
 from oplogue.store.connection import Client, Database, Document, bounded
+from oplogue.store.expressions import first_set, literal
 from oplogue.store.fields import document_in
 
 BATCH = 2_000
@@ -155,7 +157,9 @@ class ChangeStream:
             "batchSize": BATCH,
             "maxTimeMS": self._patience // timedelta(milliseconds=1),
         }
-        answer = await self._database.command(command, session=self._session)
+        # An answer is due after the patience, with or without events: silence means that the stream is broken.
+        async with asyncio.timeout((self._patience + self._bound).total_seconds()):
+            answer = await self._database.command(command, session=self._session)
         return self._batch(answer["cursor"], "nextBatch")
 
     async def close(self) -> None:
@@ -219,12 +223,12 @@ def _touched(pattern: str | None) -> dict[str, Any]:
     if pattern is None:
         return {}
     described = "$updateDescription"
-    updated: Any = {"$objectToArray": {"$ifNull": [f"{described}.updatedFields", {}]}}
+    updated: Any = {"$objectToArray": first_set(f"{described}.updatedFields", literal({}))}
     keys: Any = {
         "$concatArrays": [
             {"$map": {"input": updated, "in": "$$this.k"}},
-            {"$ifNull": [f"{described}.removedFields", []]},
-            {"$ifNull": [f"{described}.truncatedArrays.field", []]},
+            first_set(f"{described}.removedFields", literal([])),
+            first_set(f"{described}.truncatedArrays.field", literal([])),
         ]
     }
     hit = {"$regexMatch": {"input": "$$this", "regex": pattern}}
