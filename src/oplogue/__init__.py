@@ -13,10 +13,15 @@ from oplogue.errors import (
     TaskConditionFailedError,
     UnknownTaskError,
 )
+from oplogue.model.definition import TaskDefinition
 from oplogue.model.events import Event
 from oplogue.model.policies import CleanupPolicy, Evolution, Monitoring
+from oplogue.model.record import HistoryEntry, LastSuccess, Page, TaskRecord
 from oplogue.model.retry import CronRetry, Exponential, Fixed, Linear, RetryPolicy, Series
+from oplogue.model.states import Status
 from oplogue.runtime.context import Context
+from oplogue.runtime.lock import Lock
+from oplogue.store.transactions import on_commit
 
 __all__ = [
     "App",
@@ -30,15 +35,23 @@ __all__ = [
     "Evolution",
     "Exponential",
     "Fixed",
+    "HistoryEntry",
+    "LastSuccess",
     "LeadershipLostError",
     "LeaseLostError",
     "Linear",
+    "Lock",
     "LockNotAcquiredError",
     "Monitoring",
     "NotStartedError",
     "OplogueError",
+    "Page",
     "RetryPolicy",
     "Series",
+    "Status",
     "TaskConditionFailedError",
+    "TaskDefinition",
+    "TaskRecord",
     "UnknownTaskError",
+    "on_commit",
 ]

@@ -6,26 +6,33 @@ import asyncio
 import os
 import signal
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from oplogue.clock import Clock
 from oplogue.errors import ConfigurationError, NotStartedError
 from oplogue.model.cron import parse_interval
-from oplogue.model.definition import Task, define_task
+from oplogue.model.definition import Task, TaskDefinition, define_task
 from oplogue.model.durations import DurationLike, parse_duration
 from oplogue.model.policies import CleanupPolicy, Evolution, Monitoring
+from oplogue.model.record import Page
 from oplogue.model.retry import RetryPolicy
 from oplogue.runtime.bus import Bus, Subscriber
 from oplogue.runtime.context import Context
+from oplogue.runtime.desk import OneOrMany, SortLike, record_filter
+from oplogue.runtime.lock import Lock
 from oplogue.runtime.settings import Middleware, Settings, TaskFilter
 from oplogue.runtime.supervisor import Supervisor
-from oplogue.store import Client, Database
+from oplogue.store import Client, Database, Session
+from oplogue.store.batches import Execute, Transform, process_in_batches
 from oplogue.store.connection import check_uri, make_client
+from oplogue.store.transactions import with_transaction
 
 HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
 SubscriberT = TypeVar("SubscriberT", bound=Subscriber)
 
 
@@ -227,6 +234,118 @@ class App:
             loop.add_signal_handler(number, stop)
         async with self:
             await told.wait()
+
+    # -- operations
+
+    async def get_reactive_tasks(
+        self,
+        task: OneOrMany = None,
+        status: OneOrMany = None,
+        source_doc_filter: Mapping[str, Any] | None = None,
+        error_message: str | None = None,
+        has_error: bool | None = None,
+        ids: Sequence[Any] | None = None,
+        limit: int = 50,
+        skip: int = 0,
+        sort: SortLike = ("next_run_at", 1),
+    ) -> Page:
+        """One page of task records; ``source_doc_filter`` is any query on their source documents."""
+        which = record_filter(task, status, source_doc_filter, error_message, has_error, ids)
+        return await self._running.desk.page(which, limit=limit, skip=skip, sort=sort)
+
+    async def count_reactive_tasks(
+        self,
+        task: OneOrMany = None,
+        status: OneOrMany = None,
+        source_doc_filter: Mapping[str, Any] | None = None,
+        error_message: str | None = None,
+        has_error: bool | None = None,
+        ids: Sequence[Any] | None = None,
+    ) -> int:
+        """How many task records there are."""
+        return await self._running.desk.count(
+            record_filter(task, status, source_doc_filter, error_message, has_error, ids)
+        )
+
+    async def retry_reactive_tasks(
+        self,
+        task: OneOrMany = None,
+        status: OneOrMany = None,
+        source_doc_filter: Mapping[str, Any] | None = None,
+        error_message: str | None = None,
+        has_error: bool | None = None,
+        ids: Sequence[Any] | None = None,
+    ) -> int:
+        """Run these records again, at once and with a full set of attempts; how many."""
+        return await self._running.desk.retry(
+            record_filter(task, status, source_doc_filter, error_message, has_error, ids)
+        )
+
+    async def delete_reactive_tasks(
+        self,
+        task: OneOrMany = None,
+        status: OneOrMany = None,
+        source_doc_filter: Mapping[str, Any] | None = None,
+        error_message: str | None = None,
+        has_error: bool | None = None,
+        ids: Sequence[Any] | None = None,
+    ) -> int:
+        """Delete these records; how many. A reconciliation plans documents without a record anew."""
+        return await self._running.desk.delete(
+            record_filter(task, status, source_doc_filter, error_message, has_error, ids)
+        )
+
+    async def reconcile(self, task: OneOrMany = None) -> None:
+        """Let the leader plan every document of this task, of several or of all: missing records are made."""
+        await self._running.desk.reconcile(task)
+
+    async def pause_task(self, name: str, until: DurationLike | datetime | None = None) -> None:
+        """Start no run of this task in the whole cluster, until then or until `resume_task`."""
+        await self._running.desk.pause(name, until)
+
+    async def resume_task(self, name: str) -> None:
+        """Let a paused or throttled task run again."""
+        await self._running.desk.resume(name)
+
+    async def get_task_definitions(self) -> tuple[TaskDefinition, ...]:
+        """The definitions in force, of all instances."""
+        return await self._running.desk.tasks()
+
+    # -- utilities
+
+    def lock(self, key: str, expire_in: DurationLike = "15s", max_wait: DurationLike = "10s") -> Lock:
+        """One holder in the whole cluster: ``async with app.lock("account-7") as lock``."""
+        return self._running.lock(
+            key,
+            parse_duration(expire_in, option="expire_in", minimum=timedelta(milliseconds=100)),
+            parse_duration(max_wait, option="max_wait"),
+        )
+
+    async def with_transaction(self, callback: Callable[[Session], Awaitable[ResultT]]) -> ResultT:
+        """Run the callback with a session in a transaction, again where the server asks for that; its value."""
+        return await with_transaction(self.client, callback)
+
+    async def process_in_batches(
+        self,
+        collection: str,
+        filter_or_pipeline: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        transform: Transform[ItemT],
+        execute: Execute[ItemT],
+        batch_size: int = 1000,
+    ) -> int:
+        """Transform each document into one item, a list or None, and execute the items in batches; how many."""
+        if batch_size < 1:
+            raise ConfigurationError(
+                "too small", option="batch_size", value=batch_size, expected="a whole number, at least 1"
+            )
+        documents = self.database.get_collection(collection)
+        return await process_in_batches(documents, filter_or_pipeline, transform, execute, batch_size)
+
+    @property
+    def _running(self) -> Supervisor:
+        if self._supervisor is None:
+            raise NotStartedError("start the app first: async with app, or await app.start()")
+        return self._supervisor
 
 
 def _database_name(uri: str | None, client: Client | None, database: str | None) -> str:

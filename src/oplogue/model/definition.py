@@ -31,6 +31,10 @@ class Namespace:
     def __str__(self) -> str:
         return f"{self.database}.{self.collection}"
 
+    def within(self, database: str) -> str:
+        """As it is written in an app of that database: without it."""
+        return self.collection if self.database == database else str(self)
+
     @property
     def tasks(self) -> Namespace:
         """Where the task records of this source collection live."""

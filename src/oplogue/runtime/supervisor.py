@@ -21,10 +21,12 @@ from oplogue.errors import ConfigurationError
 from oplogue.model.definition import Namespace, Task, TaskDefinition
 from oplogue.runtime.bus import Bus
 from oplogue.runtime.context import Moment, Run, Scope
+from oplogue.runtime.desk import Desk
 from oplogue.runtime.executor import Executor
 from oplogue.runtime.follower import Follower
 from oplogue.runtime.leader import Leader
 from oplogue.runtime.leases import LeaseBook
+from oplogue.runtime.lock import Lock
 from oplogue.runtime.messenger import Messenger
 from oplogue.runtime.office import Office
 from oplogue.runtime.planner import Planner
@@ -41,6 +43,8 @@ from oplogue.store.faults import OperationFailure, StoreError, describe, is_refu
 from oplogue.store.fields import list_in
 from oplogue.store.instances import Instances
 from oplogue.store.leadership import Leadership
+from oplogue.store.locks import Locks
+from oplogue.store.operations import Operations
 from oplogue.store.planning import Planning
 from oplogue.store.scans import Range, Scans
 from oplogue.store.signals import Signal, Signals, Topic
@@ -108,6 +112,14 @@ class Supervisor:
             bus=bus,
             clock=clock,
         )
+        self.desk = Desk(
+            definitions=self._definitions,
+            operations=Operations(client, database),
+            controls=self._controls,
+            wake=self._wake,
+            reconcile=self._ask_for_reconciliation,
+        )
+        """What operators ask for."""
         self._errands: set[asyncio.Task[None]] = set()
         self._renewal = self._make_renewal(renewal_uri)
 
@@ -322,6 +334,21 @@ class Supervisor:
             }
             if unknown or reopened:
                 self._redefined.set()
+
+    async def _ask_for_reconciliation(self, names: Sequence[str]) -> None:
+        await self._definitions.to_be_reconciled(names)
+        self._tell_redefined()
+
+    def lock(self, key: str, expire_in: timedelta, max_wait: timedelta) -> Lock:
+        """A named lock of the whole cluster."""
+        return Lock(
+            locks=Locks(self._client, self._globals, bound=self._settings.bound),
+            key=key,
+            owner=self._settings.instance_id,
+            expire_in=expire_in,
+            max_wait=max_wait,
+            clock=self._clock,
+        )
 
     async def _reconcile(self, names: Sequence[str]) -> None:
         await self._definitions.to_be_reconciled(names)

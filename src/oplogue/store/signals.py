@@ -12,6 +12,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 
+from bson import Int64
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import OperationFailure
 
@@ -111,7 +112,7 @@ class Signals:
 
     async def _more(self, cursor: int, patience: timedelta) -> Document:
         command: dict[str, Any] = {
-            "getMore": cursor,
+            "getMore": Int64(cursor),
             "collection": self._place.collection,
             "maxTimeMS": max(patience // timedelta(milliseconds=1), 1),
         }

@@ -21,7 +21,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any
 
-from bson import Timestamp
+from bson import Int64, Timestamp
 from bson.codec_options import CodecOptions, DatetimeConversion
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import OperationFailure, PyMongoError
@@ -151,8 +151,11 @@ class ChangeStream:
 
     async def next(self) -> Batch:
         """The next answer: at once where events are ready, else after the first event, or after the patience."""
+        if not self._cursor:
+            # After an invalidation the server closes the cursor with its last answer; it is opened again behind it.
+            raise OperationFailure("the change stream's cursor is closed", code=43)
         command = {
-            "getMore": self._cursor,
+            "getMore": Int64(self._cursor),
             "collection": "$cmd.aggregate",
             "batchSize": BATCH,
             "maxTimeMS": self._patience // timedelta(milliseconds=1),
@@ -170,7 +173,7 @@ class ChangeStream:
             return
         try:
             if cursor:
-                kill = {"killCursors": "$cmd.aggregate", "cursors": [cursor]}
+                kill = {"killCursors": "$cmd.aggregate", "cursors": [Int64(cursor)]}
                 with bounded(self._bound):
                     await self._database.command(kill, session=session)
         except PyMongoError:  # The server closes idle cursors by itself; closing is a courtesy.
@@ -180,8 +183,6 @@ class ChangeStream:
 
     def _batch(self, cursor: Document, name: str) -> Batch:
         self._cursor = int(cursor["id"])
-        if not self._cursor and not cursor[name]:
-            raise OperationFailure("the change stream's cursor is closed", code=43)
         token = cursor["postBatchResumeToken"]
         events = [event for document in cursor[name] for event in _events(document)]
         return Batch(events, Position(token_time(token), token))

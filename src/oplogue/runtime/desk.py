@@ -1,0 +1,161 @@
+"""The operator's desk: what people ask of the records and tasks of the whole cluster.
+
+It needs the database alone: which tasks there are, and where their records live, is known from the stored
+definitions of all instances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from oplogue.errors import ConfigurationError, UnknownTaskError
+from oplogue.model.definition import Namespace, TaskDefinition
+from oplogue.model.durations import DurationLike, parse_duration
+from oplogue.model.record import Page
+from oplogue.model.states import Status
+from oplogue.store.controls import Controls
+from oplogue.store.definitions import Definitions
+from oplogue.store.operations import FIELDS, Operations, Order, RecordFilter
+
+_MOST = 500
+
+OneOrMany = str | Sequence[str] | None
+SortLike = tuple[str, int] | Sequence[tuple[str, int]]
+
+
+class Desk:
+    """Lists, counts, retries, deletions, pauses."""
+
+    def __init__(
+        self,
+        *,
+        definitions: Definitions,
+        operations: Operations,
+        controls: Controls,
+        wake: Callable[[Iterable[str]], None],
+        reconcile: Callable[[Sequence[str]], Awaitable[None]],
+    ) -> None:
+        self._definitions = definitions
+        self._operations = operations
+        self._controls = controls
+        self._wake = wake
+        self._reconcile = reconcile
+
+    async def tasks(self) -> tuple[TaskDefinition, ...]:
+        """The definitions in force, of all instances."""
+        return tuple(stored.planned.definition for stored in await self._definitions.all())
+
+    async def page(self, which: RecordFilter, *, limit: int, skip: int, sort: SortLike) -> Page:
+        """One page of records."""
+        _whole(limit, "limit", 1, _MOST)
+        _whole(skip, "skip", 0, 10_000_000)
+        return await self._operations.list(await self._sources(which.tasks), which, _order(sort), skip, limit)
+
+    async def count(self, which: RecordFilter) -> int:
+        """How many records."""
+        return await self._operations.count(await self._sources(which.tasks), which)
+
+    async def retry(self, which: RecordFilter) -> int:
+        """Run records again; how many."""
+        sources = await self._sources(which.tasks)
+        count = await self._operations.retry(sources, which)
+        if count:
+            self._wake(name for names in sources.values() for name in names)
+        return count
+
+    async def delete(self, which: RecordFilter) -> int:
+        """Delete records; how many."""
+        return await self._operations.delete(await self._sources(which.tasks), which)
+
+    async def reconcile(self, tasks: OneOrMany) -> None:
+        """Plan every document of these tasks, or of all, once more."""
+        known = await self._known(_many(tasks, "task"))
+        await self._reconcile([definition.task for definition in known])
+
+    async def pause(self, task: str, until: DurationLike | datetime | None) -> None:
+        """Start no run of the task on any instance, until then or until it is resumed."""
+        await self._known([task])
+        if until is None or isinstance(until, datetime):
+            moment = until.replace(tzinfo=UTC) if until is not None and until.tzinfo is None else until
+        else:
+            moment = parse_duration(until, option="until")
+        await self._controls.pause(task, moment)
+
+    async def resume(self, task: str) -> None:
+        """Let the task run again."""
+        await self._known([task])
+        await self._controls.resume(task)
+        self._wake([task])
+
+    async def _known(self, names: Sequence[str] | None) -> list[TaskDefinition]:
+        definitions = {definition.task: definition for definition in await self.tasks()}
+        for name in names or ():
+            if name not in definitions:
+                raise UnknownTaskError(name, tuple(sorted(definitions)))
+        return [found for name, found in definitions.items() if names is None or name in names]
+
+    async def _sources(self, names: Sequence[str] | None) -> Mapping[Namespace, list[str]]:
+        sources: dict[Namespace, list[str]] = {}
+        for definition in await self._known(names):
+            sources.setdefault(definition.source, []).append(definition.task)
+        return sources
+
+
+def record_filter(
+    task: OneOrMany,
+    status: OneOrMany,
+    source_doc_filter: Mapping[str, Any] | None,
+    error_message: str | None,
+    has_error: bool | None,
+    ids: Sequence[Any] | None,
+) -> RecordFilter:
+    """Which records a caller means; ConfigurationError for what can't be meant."""
+    statuses = _many(status, "status")
+    for value in statuses or ():
+        if value not in set(Status):
+            raise ConfigurationError(
+                "no such status",
+                option="status",
+                value=value,
+                expected=" or ".join(map(repr, map(str, Status))),
+            )
+    return RecordFilter(
+        tasks=_many(task, "task"),
+        statuses=None if statuses is None else [Status(value) for value in statuses],
+        error_message=error_message,
+        has_error=has_error,
+        ids=ids,
+        source_doc_filter=source_doc_filter,
+    )
+
+
+def _many(value: OneOrMany, option: str) -> list[str] | None:
+    if value is None:
+        return None
+    values = [value] if isinstance(value, str) else list(value)
+    if not all(isinstance(one, str) for one in values):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigurationError("not a name", option=option, value=value, expected="a text, or several")
+    return values
+
+
+def _order(sort: SortLike) -> Order:
+    pairs: list[Any] = [sort] if sort and isinstance(sort[0], str) else list(sort)
+    allowed = {(name, direction) for name in FIELDS for direction in (1, -1)}
+    for pair in pairs:
+        if not isinstance(pair, (tuple, list)) or tuple(cast(list[Any], pair)) not in allowed:
+            raise ConfigurationError(
+                "not a sort order",
+                option="sort",
+                value=sort,
+                expected=f"(field, 1 or -1), or several; the fields are {', '.join(FIELDS)}",
+            )
+    return [(pair[0], pair[1]) for pair in pairs]
+
+
+def _whole(value: int, option: str, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigurationError(
+            "out of range", option=option, value=value, expected=f"a whole number from {least} to {most}"
+        )
