@@ -1,0 +1,46 @@
+"""Values of options. What is refused names the option, the value and what would be right."""
+
+from __future__ import annotations
+
+import math
+
+from oplogue.errors import ConfigurationError
+
+
+def seconds(text: str) -> float:
+    """A length of time in seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ConfigurationError(
+            "not a length of time", option="--seconds", value=text, expected="seconds above 0, such as 10"
+        )
+    return value
+
+
+def docs(text: str) -> int:
+    """How many documents to write."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise ConfigurationError(
+            "not a number of documents", option="--docs", value=text, expected="a whole number from 1"
+        )
+    return value
+
+
+def uri(text: str) -> str:
+    """Where a MongoDB is."""
+    from oplogue.store.connection import check_uri
+
+    try:
+        check_uri(text)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            error.problem, option="--uri", value=error.value, expected=error.expected
+        ) from None
+    return text
