@@ -1,0 +1,119 @@
+"""The runner: starts a server, lets contestants take turns, prints a table, writes the results."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import importlib.util
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Coroutine, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench.lab import Lab
+from bench.model import AbsentError, Benchmark, Series, Verdict, VoidError, judge
+from bench.report import print_benchmark, print_head
+from oplogue.embedded import start_embedded
+
+_HERE = Path(__file__).parent
+
+
+def benchmarks() -> list[Benchmark]:
+    """All of them, in the order of their numbers."""
+    names = sorted(path.stem for path in _HERE.glob("p[0-9][0-9]_*.py"))
+    return [importlib.import_module(f"bench.{name}").BENCHMARK for name in names]
+
+
+def main() -> int:
+    """Run what was asked for."""
+    arguments = _arguments()
+    wanted = {name.strip().upper() for name in arguments.only.split(",") if name.strip()}
+    chosen = [
+        one for one in benchmarks() if one.id in wanted or (not wanted and (arguments.full or not one.heavy))
+    ]
+    if not chosen:
+        known = ", ".join(one.id for one in benchmarks())
+        print(f"there is no benchmark {arguments.only!r}; there are {known}", file=sys.stderr)
+        return 2
+    scale = arguments.scale
+    with start_embedded() as server:
+        outcome = _loop(_run(Lab(server.uri, server.uri_for, scale=scale), chosen, arguments.repetitions))
+    path = _HERE / "results" / f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}.json"
+    path.write_text(json.dumps({"machine": _machine(), "scale": scale, "benchmarks": outcome}, indent=1))
+    print(f"\nwritten to bench/results/{path.name}")
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench")
+    parser.add_argument("--only", default="", help="benchmarks by number: P3 or P1,P4")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--scale", type=float, default=1.0, help="0.1: a tenth of the documents")
+    parser.add_argument("--full", action="store_true", help="those too that take minutes")
+    return parser.parse_args()
+
+
+async def _run(lab: Lab, chosen: Sequence[Benchmark], repetitions: int) -> list[dict[str, Any]]:
+    print_head(_machine(), lab.scale)
+    outcome: list[dict[str, Any]] = []
+    for benchmark in chosen:
+        begun = time.perf_counter()
+        series = await _take_turns(lab, benchmark, repetitions)
+        verdicts = [judge(target, series) for target in benchmark.targets]
+        print_benchmark(benchmark, list(series.values()), verdicts, time.perf_counter() - begun)
+        outcome.append(_as_json(benchmark, list(series.values()), verdicts))
+    await lab.close()
+    return outcome
+
+
+async def _take_turns(lab: Lab, benchmark: Benchmark, repetitions: int) -> dict[str, Series]:
+    series = {one.name: Series(one.name) for one in benchmark.contestants}
+    for turn in range(repetitions):
+        for one in benchmark.contestants:
+            mine = series[one.name]
+            if mine.note or turn >= (one.repetitions or repetitions):
+                continue
+            try:
+                mine.samples.append(dict(await one.measure(lab)))
+            except AbsentError as reason:
+                mine.note = f"absent: {reason}"
+            except (VoidError, TimeoutError) as reason:
+                mine.samples.clear()
+                mine.note = f"void: {reason or 'not done in time'}"
+    return series
+
+
+def _as_json(benchmark: Benchmark, series: Sequence[Series], verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    return {
+        "id": benchmark.id,
+        "title": benchmark.title,
+        "contestants": [one.as_json() for one in series],
+        "targets": [{"text": one.text, "value": one.value, "met": one.met} for one in verdicts],
+    }
+
+
+def _loop(work: Coroutine[Any, Any, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(work)
+    return uvloop.run(work)
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "processors": os.cpu_count(),
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "uvloop": importlib.util.find_spec("uvloop") is not None,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
