@@ -311,6 +311,10 @@ class App:
         """The definitions in force, of all instances."""
         return await self._running.desk.tasks()
 
+    async def run_cleanup(self) -> int:
+        """Delete orphaned records now, as their cleanup policies say; how many."""
+        return await self._running.janitor.run()
+
     # -- utilities
 
     def lock(self, key: str, expire_in: DurationLike = "15s", max_wait: DurationLike = "10s") -> Lock:

@@ -80,6 +80,9 @@ EVENTS: Mapping[str, EventKind] = {
     "planner.stream_error": EventKind(
         logging.WARNING, "the change stream broke and is reopened: {error}", ("error",)
     ),
+    "planner.position_not_saved": EventKind(
+        logging.WARNING, "the stream's position could not be saved yet: {error}", ("error",)
+    ),
     "planner.history_lost": EventKind(
         logging.ERROR,
         "the server no longer has the stream's position: starting afresh, with a reconciliation",
@@ -105,6 +108,12 @@ EVENTS: Mapping[str, EventKind] = {
     ),
     "reconciliation.finished": EventKind(
         logging.INFO, "reconciled {source}: {documents} documents", ("source", "tasks", "documents")
+    ),
+    "cleanup.deleted": EventKind(
+        logging.INFO, "deleted {count} orphaned records of task {task}", ("task", "count")
+    ),
+    "evolution.reprocessed": EventKind(
+        logging.INFO, "records of task {task} run again with handler version {version}", ("task", "version")
     ),
     "part.failed": EventKind(logging.ERROR, "{part} failed and is started again: {error}", ("part", "error")),
 }

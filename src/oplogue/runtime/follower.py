@@ -24,6 +24,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
 from oplogue.clock import Clock
+from oplogue.errors import LeadershipLostError
 from oplogue.model.definition import Namespace
 from oplogue.model.paths import merge_patterns
 from oplogue.runtime.bus import Bus
@@ -204,11 +205,12 @@ class Follower:
         stored = position.stored(self._follows, self._office.term.number)
         try:
             await self._leadership.save(self._office.term, stored)
+        except LeadershipLostError as error:
+            self._office.over = str(error)
         except StoreError as error:
-            if not is_passing(error):
-                raise
+            # Saved again with the next batch: what was planned twice changes nothing.
             self._saved_at = 0.0
-            self._bus.emit("planner.stream_error", error=describe(error))
+            self._bus.emit("planner.position_not_saved", error=describe(error))
 
 
 def watched_keys(tasks: Iterable[PlannedTask]) -> dict[Namespace, str | None]:

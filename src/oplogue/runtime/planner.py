@@ -79,6 +79,7 @@ class Planner:
         planning: Planning,
         wake: Callable[[Iterable[str]], None],
         reconcile: Callable[[Sequence[str]], Awaitable[None]],
+        deleted: Callable[[Namespace, Iterable[Any]], None],
         bound: timedelta,
         bus: Bus,
         clock: Clock,
@@ -90,6 +91,7 @@ class Planner:
         self._planning = planning
         self._wake = wake
         self._reconcile = reconcile
+        self._deleted = deleted
         self._bound = bound
         self._bus = bus
         self._clock = clock
@@ -212,6 +214,7 @@ class Planner:
             await self._stalled(error, len(deleted), _PATIENT)
             self._hold(source, deleted)
             return False
+        self._deleted(source, [change.id for change in deleted])
         return True
 
     def _hold(self, source: Namespace, changes: Iterable[Change]) -> None:

@@ -13,9 +13,10 @@ from oplogue.clock import Clock
 from oplogue.model.definition import TaskDefinition
 from oplogue.runtime.bus import Bus
 from oplogue.runtime.parts import keep_running, stop_running
+from oplogue.store.controls import Control, Controls
 from oplogue.store.definitions import Definitions, trigger_hash
 from oplogue.store.faults import StoreError, describe
-from oplogue.store.instances import Instances
+from oplogue.store.instances import Carried, Instances, LiveInstance
 
 
 class Presence:
@@ -26,6 +27,7 @@ class Presence:
         *,
         instances: Instances,
         definitions: Definitions,
+        controls: Controls,
         own: Sequence[TaskDefinition],
         instance_id: str,
         lease: timedelta,
@@ -37,7 +39,11 @@ class Presence:
         self._instances = instances
         self._definitions = definitions
         self._own = list(own)
-        self._hashes = {definition.task: trigger_hash(definition) for definition in own}
+        self._carries = {
+            definition.task: Carried(trigger_hash(definition), definition.evolution.handler_version)
+            for definition in own
+        }
+        self._controls = controls
         self._instance_id = instance_id
         self._lease = lease
         self._redefined = redefined
@@ -69,8 +75,25 @@ class Presence:
 
     async def _announce(self) -> None:
         others = [live for live in await self._instances.live() if live.id != self._instance_id]
-        carried = {hash_ for live in others for hash_ in live.hashes.values()}
+        carried = {one.hash for live in others for one in live.carries.values()}
+        # The gates first: no instance with old code may claim what is about to be reprocessed.
+        await self._set_gates(others)
         if await self._definitions.announce(self._own, carried):
             await self._ensure_indexes()
             self._redefined()
-        await self._instances.beat(self._instance_id, self._hashes, 2 * self._lease)
+        await self._instances.beat(self._instance_id, self._carries, 2 * self._lease)
+
+    async def _set_gates(self, others: Sequence[LiveInstance]) -> None:
+        """Who carries the highest live version of a task says whether lower ones may go on running it.
+
+        When that version has left (a rollback), the next lower one says so in its turn.
+        """
+        controls = await self._controls.all()
+        for definition in self._own:
+            name, version = definition.task, definition.evolution.handler_version
+            highest = max(
+                (live.carries[name].version for live in others if name in live.carries), default=version
+            )
+            gate = version if definition.evolution.on_handler_version_change != "none" else 0
+            if version >= highest and controls.get(name, Control()).version != gate:
+                await self._controls.set_gate(name, gate)

@@ -44,6 +44,7 @@ class Reconciler:
         plan: PlanRange,
         scans: Scans,
         definitions: Definitions,
+        finished: Callable[[Namespace], None],
         office: Office,
         pace: float,
         bus: Bus,
@@ -56,6 +57,7 @@ class Reconciler:
         self._plan = plan
         self._scans = scans
         self._definitions = definitions
+        self._finished = finished
         self._office = office
         self._pace = pace
         self._bus = bus
@@ -98,6 +100,7 @@ class Reconciler:
         await self._definitions.reconciled(scan.tasks)
         await self._scans.finish(scan.source)
         self._waiting.pop(0)
+        self._finished(scan.source)
         names = [task.name for task in scan.tasks]
         self._bus.emit(
             "reconciliation.finished", source=str(scan.source), tasks=names, documents=scan.documents

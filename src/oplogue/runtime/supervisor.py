@@ -24,11 +24,13 @@ from oplogue.runtime.context import Moment, Run, Scope
 from oplogue.runtime.desk import Desk
 from oplogue.runtime.executor import Executor
 from oplogue.runtime.follower import Follower
+from oplogue.runtime.janitor import Janitor
 from oplogue.runtime.leader import Leader
 from oplogue.runtime.leases import LeaseBook
 from oplogue.runtime.lock import Lock
 from oplogue.runtime.messenger import Messenger
 from oplogue.runtime.office import Office
+from oplogue.runtime.parts import keep_running, stop_running
 from oplogue.runtime.planner import Planner
 from oplogue.runtime.presence import Presence
 from oplogue.runtime.reactive import Controls, ReactiveSource
@@ -36,9 +38,11 @@ from oplogue.runtime.reconciler import Reconciler
 from oplogue.runtime.renewal import LoopRenewal, Renewal, ThreadRenewal
 from oplogue.runtime.settings import Settings
 from oplogue.store import Client
+from oplogue.store.cleanup import Cleanup
 from oplogue.store.controls import Controls as StoredControls
 from oplogue.store.definitions import Definitions, StoredTask, trigger_hash
 from oplogue.store.documents import SourceDocuments
+from oplogue.store.evolution import Evolution, Reprocessing
 from oplogue.store.faults import OperationFailure, StoreError, describe, is_refusal
 from oplogue.store.fields import list_in
 from oplogue.store.instances import Instances
@@ -97,6 +101,7 @@ class Supervisor:
         self._presence = Presence(
             instances=self._instances,
             definitions=self._definitions,
+            controls=self._controls,
             own=[task.definition for task in tasks],
             instance_id=settings.instance_id,
             lease=settings.lease,
@@ -120,6 +125,15 @@ class Supervisor:
             reconcile=self._ask_for_reconciliation,
         )
         """What operators ask for."""
+        self.janitor = Janitor(
+            cleanup=Cleanup(client, self._globals, bound=settings.bound),
+            definitions=self._definitions,
+            interval=settings.cleanup_interval,
+            instance_id=settings.instance_id,
+            bus=bus,
+            clock=clock,
+        )
+        self._evolution = Evolution(client, self._globals, bound=settings.bound)
         self._errands: set[asyncio.Task[None]] = set()
         self._renewal = self._make_renewal(renewal_uri)
 
@@ -132,6 +146,7 @@ class Supervisor:
         await self._ensure_indexes()
         await self._presence.start()
         await self._messenger.start()
+        await self.janitor.start()
         self._renewal.start()
         await self._executor.start()
         await self._leader.start()
@@ -148,6 +163,7 @@ class Supervisor:
             self._messenger.say(Topic.VACANCY)
         await self._executor.stop()
         await self._renewal.stop()
+        await self.janitor.stop()
         await self._presence.stop()
         await self._messenger.stop()
         await asyncio.gather(*self._errands)
@@ -292,6 +308,7 @@ class Supervisor:
             planning=planning,
             wake=self._wake,
             reconcile=self._reconcile,
+            deleted=self.janitor.deleted,
             bound=self._settings.bound,
             bus=self._bus,
             clock=self._clock,
@@ -311,11 +328,20 @@ class Supervisor:
         await follower.open()
         self._governing.set()
         watching = asyncio.create_task(self._watch_definitions(stored), name="oplogue-definitions")
+        reprocessing = keep_running("reprocessing", self._reprocess, bus=self._bus, clock=self._clock)
         try:
             await follower.follow(self._redefined)
         finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            await stop_running(watching, reprocessing)
+
+    async def _reprocess(self) -> None:
+        """Reset the records that new handler versions ask for, a batch at a time."""
+        for found in await self._evolution.pending():
+            left: Reprocessing | None = found
+            while left is not None:
+                left = await self._evolution.step(left)
+                self._wake([found.task])
+            self._bus.emit("evolution.reprocessed", task=found.task, version=found.version)
 
     async def _watch_definitions(self, known: Sequence[StoredTask]) -> None:
         """The net below the signal that definitions have changed."""
@@ -326,13 +352,7 @@ class Supervisor:
             except StoreError as error:
                 self._bus.emit("part.failed", part="definitions", error=describe(error))
                 continue
-            unknown = {(task.name, task.planned.hash) for task in now} ^ {
-                (task.name, task.planned.hash) for task in known
-            }
-            reopened = {task.name for task in now if not task.reconciled} - {
-                task.name for task in known if not task.reconciled
-            }
-            if unknown or reopened:
+            if _defined(now) != _defined(known) or _unreconciled(now) - _unreconciled(known):
                 self._redefined.set()
 
     async def _ask_for_reconciliation(self, names: Sequence[str]) -> None:
@@ -367,13 +387,30 @@ class Supervisor:
             plan=plan,
             scans=self._scans,
             definitions=self._definitions,
+            finished=self._clean_up,
             office=office,
             pace=_PACE,
             bus=self._bus,
             clock=self._clock,
         )
 
+    def _clean_up(self, source: Namespace) -> None:
+        """Documents that were deleted while nobody looked are found by their records."""
+
+        async def sweep() -> None:
+            await self.janitor.run(source)
+
+        self._run_errand(sweep(), "cleanup")
+
     async def _history_lost(self, reason: str) -> None:
         self._bus.emit("planner.history_lost", error=reason)
         await self._definitions.to_be_reconciled()
         self._redefined.set()
+
+
+def _defined(tasks: Iterable[StoredTask]) -> set[tuple[str, str, int]]:
+    return {(task.name, task.planned.hash, task.version) for task in tasks}
+
+
+def _unreconciled(tasks: Iterable[StoredTask]) -> set[str]:
+    return {task.name for task in tasks if not task.reconciled}

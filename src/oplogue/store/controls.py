@@ -64,9 +64,9 @@ class Controls:
         """Start no run of this task until then."""
         await self._set(task, {"throttledUntil": _moment(until)})
 
-    async def raise_gate(self, task: str, version: int) -> None:
+    async def set_gate(self, task: str, version: int) -> None:
         """Only handlers of this version or a higher one run the task from now on."""
-        await self._set(task, {"version": {"$max": [first_set("$$this.version", 0), version]}})
+        await self._set(task, {"version": version})
 
     async def _set(self, task: str, change: Mapping[str, Expr]) -> None:
         entries = first_set("$tasks", [])

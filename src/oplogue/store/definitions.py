@@ -46,6 +46,11 @@ class StoredTask:
         """The task's name."""
         return self.planned.definition.task
 
+    @property
+    def version(self) -> int:
+        """The highest version of its handler."""
+        return self.planned.definition.evolution.handler_version
+
 
 class Definitions:
     """The definitions in one globals collection."""
@@ -126,9 +131,21 @@ def _announced(definition: TaskDefinition, carried: Collection_[str]) -> Expr:
     done = when(known, not definition.evolution.reconcile_on_trigger_change, False)
     before: Expr = {"$setDifference": [{"$slice": [replaced, -_REPLACED]}, [hash_]]}
     fields = _fields(definition, hash_)
+    version = definition.evolution.handler_version
+    on_change = definition.evolution.on_handler_version_change
     in_force = {
         **{name: literal(value) for name, value in fields.items()},
         "reconciled": when(same, first_set("$reconciled", False), done),
+        # A lower version (a rollback, an old instance) changes nothing.
+        "handlerVersion": {"$max": [first_set("$handlerVersion", 0), version]},
+        "onHandlerVersionChange": when(
+            {"$gt": [first_set("$handlerVersion", 0), version]}, "$onHandlerVersionChange", literal(on_change)
+        ),
+        "reprocess": when(
+            {"$and": [{"$lt": ["$handlerVersion", version]}, known, on_change != "none"]},
+            {"version": version, "mode": literal(on_change)},
+            "$reprocess",
+        ),
         "definedAt": when(same, first_set("$definedAt", NOW), NOW),
         "replaced": when(
             {"$or": [same, {"$not": [known]}]}, replaced, {"$concatArrays": [before, ["$hash"]]}
@@ -151,8 +168,6 @@ def _fields(definition: TaskDefinition, hash_: str) -> dict[str, Any]:
             "deleteWhen": definition.cleanup_policy.delete_when,
             "keepFor": format_duration(definition.cleanup_policy.keep_for),
         },
-        "handlerVersion": definition.evolution.handler_version,
-        "onHandlerVersionChange": definition.evolution.on_handler_version_change,
         "reconcileOnTriggerChange": definition.evolution.reconcile_on_trigger_change,
         "executionHistoryLimit": definition.execution_history_limit,
         "priority": definition.priority,

@@ -10,9 +10,17 @@ from typing import Any
 from oplogue.model.definition import Namespace
 from oplogue.store.connection import Client, Collection, bounded, ours
 from oplogue.store.expressions import NOW, after, first_set, literal, milliseconds
-from oplogue.store.fields import aware_or_none, document_in
+from oplogue.store.fields import aware_or_none, document_in, list_in
 
 _PREFIX = "instance:"
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A task as an instance runs it: its trigger's hash, and the version of its handler."""
+
+    hash: str
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +29,8 @@ class LiveInstance:
 
     id: str
     started_at: datetime | None
-    hashes: Mapping[str, str]
-    """The trigger hash of each task that it runs, by name."""
+    carries: Mapping[str, Carried]
+    """Each task that it runs, by name."""
 
 
 class Instances:
@@ -32,10 +40,10 @@ class Instances:
         self._globals: Collection = ours(client, globals_)
         self._bound = bound
 
-    async def beat(self, id_: str, hashes: Mapping[str, str], lasts: timedelta) -> None:
+    async def beat(self, id_: str, carries: Mapping[str, Carried], lasts: timedelta) -> None:
         """This instance is alive for so long, and runs these tasks."""
-        # Pairs, not a document: a task's name may have dots.
-        carried = [{"task": name, "hash": hash_} for name, hash_ in hashes.items()]
+        # A list, not a document: a task's name may have dots.
+        carried = [{"task": name, "hash": one.hash, "version": one.version} for name, one in carries.items()]
         alive = {
             "carries": literal(carried),
             "expiresAt": after(NOW, milliseconds(lasts)),
@@ -60,9 +68,12 @@ class Instances:
 
 
 def _instance(document: Mapping[str, Any]) -> LiveInstance:
-    pairs = [document_in(pair) for pair in document.get("carries") or ()]
+    entries = [document_in(entry) for entry in list_in(document.get("carries"))]
     return LiveInstance(
         id=str(document["_id"]).removeprefix(_PREFIX),
         started_at=aware_or_none(document.get("startedAt")),
-        hashes={str(pair.get("task")): str(pair.get("hash")) for pair in pairs},
+        carries={
+            str(entry.get("task")): Carried(str(entry.get("hash")), int(entry.get("version") or 0))
+            for entry in entries
+        },
     )

@@ -110,18 +110,7 @@ class Operations:
 
     async def retry(self, sources: Mapping[Namespace, Sequence[str] | None], which: RecordFilter) -> int:
         """Run records again, at once, with a full set of attempts; one that runs now runs again after that."""
-        again = [
-            {
-                "$set": {
-                    "status": when(IS_RUNNING, Status.PROCESSING_DIRTY, literal(Status.PENDING)),
-                    "nextRunAt": when(IS_RUNNING, "$nextRunAt", NOW),
-                    "attempts": when(IS_RUNNING, "$attempts", 0),
-                    "firstErrorAt": when(IS_RUNNING, "$firstErrorAt", None),
-                    "oplogue": merged("$oplogue", when(IS_RUNNING, {"manual": True}, {"parked": False})),
-                }
-            }
-        ]
-        return await self._each_batch(sources, which, again)
+        return await self._each_batch(sources, which, run_again_update())
 
     async def delete(self, sources: Mapping[Namespace, Sequence[str] | None], which: RecordFilter) -> int:
         """Delete records; a run that is under way finds its lease lost."""
@@ -176,6 +165,21 @@ class Operations:
                     batch = []
         if batch:
             yield {"$and": [{"sourceDocId": {"$in": batch}}, query]}
+
+
+def run_again_update() -> list[dict[str, Expr]]:
+    """At once, with a full set of attempts; a record that runs now becomes dirty and runs again after that."""
+    return [
+        {
+            "$set": {
+                "status": when(IS_RUNNING, literal(Status.PROCESSING_DIRTY), literal(Status.PENDING)),
+                "nextRunAt": when(IS_RUNNING, "$nextRunAt", NOW),
+                "attempts": when(IS_RUNNING, "$attempts", 0),
+                "firstErrorAt": when(IS_RUNNING, "$firstErrorAt", None),
+                "oplogue": merged("$oplogue", when(IS_RUNNING, {"manual": True}, {"parked": False})),
+            }
+        }
+    ]
 
 
 def _sort(order: Order) -> list[tuple[str, int]]:
