@@ -51,6 +51,54 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Edge:
+    """One way from a status to another."""
+
+    cause: str
+    before: Status | None
+    after: Status
+
+
+EDGES = (
+    Edge("planned for the first time", None, Status.PENDING),
+    Edge("planned again", Status.PENDING, Status.PENDING),
+    Edge("planned again", Status.COMPLETED, Status.PENDING),
+    Edge("planned again", Status.FAILED, Status.PENDING),
+    Edge("planned again", Status.PROCESSING, Status.PROCESSING_DIRTY),
+    Edge("planned again", Status.PROCESSING_DIRTY, Status.PROCESSING_DIRTY),
+    Edge("could not be planned", None, Status.FAILED),
+    Edge("could not be planned", Status.PENDING, Status.FAILED),
+    Edge("could not be planned", Status.COMPLETED, Status.FAILED),
+    Edge("could not be planned", Status.FAILED, Status.FAILED),
+    Edge("retried by hand", Status.PENDING, Status.PENDING),
+    Edge("retried by hand", Status.COMPLETED, Status.PENDING),
+    Edge("retried by hand", Status.FAILED, Status.PENDING),
+    Edge("retried by hand", Status.PROCESSING, Status.PROCESSING_DIRTY),
+    Edge("retried by hand", Status.PROCESSING_DIRTY, Status.PROCESSING_DIRTY),
+    Edge("claimed", Status.PENDING, Status.PROCESSING),
+    Edge("reclaimed", Status.PROCESSING, Status.PROCESSING),
+    Edge("reclaimed", Status.PROCESSING_DIRTY, Status.PROCESSING),
+    Edge("lost its lease too often", Status.PROCESSING, Status.FAILED),
+    Edge("lost its lease too often", Status.PROCESSING_DIRTY, Status.FAILED),
+    Edge("succeeded", Status.PROCESSING, Status.COMPLETED),
+    Edge("succeeded", Status.PROCESSING_DIRTY, Status.PENDING),
+    Edge("skipped, the document is outside or gone", Status.PROCESSING, Status.COMPLETED),
+    Edge("skipped, the document is outside or gone", Status.PROCESSING_DIRTY, Status.PENDING),
+    Edge("skipped, the watched values moved on", Status.PROCESSING, Status.PENDING),
+    Edge("skipped, the watched values moved on", Status.PROCESSING_DIRTY, Status.PENDING),
+    Edge("failed, attempts left", Status.PROCESSING, Status.PENDING),
+    Edge("failed, attempts left", Status.PROCESSING_DIRTY, Status.PENDING),
+    Edge("failed, no attempts left", Status.PROCESSING, Status.FAILED),
+    Edge("failed, no attempts left", Status.PROCESSING_DIRTY, Status.PENDING),
+    Edge("deferred", Status.PROCESSING, Status.PENDING),
+    Edge("deferred", Status.PROCESSING_DIRTY, Status.PENDING),
+    Edge("released", Status.PROCESSING, Status.PENDING),
+    Edge("released", Status.PROCESSING_DIRTY, Status.PENDING),
+)
+"""Every way there is. Docs and tests are held against it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Transition:
     """What the end of a run makes of its record. Equal transitions are written in one statement."""
 

@@ -78,11 +78,11 @@ class Reconciler:
         following = await self._scans.next_range(scan.source, scan.after, _RANGE)
         await self._plan(scan.tasks, following)
         self._office.beat()
+        scan.documents += following.size
         if following.last is None:
             await self._end(scan)
         else:
             scan.after = following.last
-            scan.documents += following.size
             reached = Checkpoint(scan.after, scan.documents)
             await self._scans.save(scan.source, scan.tasks, reached, self._office.term.number)
         took = self._clock.monotonic() - started

@@ -61,7 +61,10 @@ class Scans:
         ends = ours(self._client, source).find(start, {"_id": 1})
         with bounded(self._bound):
             found = await ends.sort("_id", ASCENDING).skip(size - 1).limit(1).to_list()
-        return Range(after, found[0]["_id"], size) if found else Range(after, None, size)
+            if found:
+                return Range(after, found[0]["_id"], size)
+            rest = await ours(self._client, source).count_documents(start, limit=size)
+        return Range(after, None, rest)
 
     async def estimate(self, source: Namespace) -> int:
         """About how many documents there are."""
