@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from oplogue.app import App
@@ -28,6 +29,7 @@ Key = tuple[str, Hashable]
 
 _BUSY = 0.08
 _SAMPLES = 10_000
+_NEWS = 20
 
 
 class WarehouseBusyError(Exception):
@@ -52,6 +54,11 @@ class Ledger:
     latencies: deque[float] = field(default_factory=lambda: deque[float](maxlen=_SAMPLES))
     """Seconds from an order's shipment being written to its handler being called."""
 
+    news: deque[tuple[datetime, str]] = field(
+        default_factory=lambda: deque[tuple[datetime, str]](maxlen=_NEWS)
+    )
+    """What a person might want to read."""
+
     def enter(self, ctx: Context) -> None:
         """The handler has come to its end."""
         self.ran[ctx.task, ctx.doc_id] = ctx.watched_values
@@ -70,7 +77,7 @@ def open_shop(uri: str, database: str, *, clock: Clock) -> Shop:
     app = App(uri, database=database, instance_id="demo", concurrency=50, shutdown_timeout="5s")
     ledger = Ledger()
     _take_orders(app, ledger, clock)
-    _rate_products(app, ledger)
+    _rate_products(app, ledger, clock)
     return Shop(app, ledger)
 
 
@@ -88,7 +95,7 @@ def _take_orders(app: App, ledger: Ledger, clock: Clock) -> None:
     async def sync_order(ctx: Context) -> None:
         order = await ctx.get_document()
         if clock.random() < _BUSY:
-            raise WarehouseBusyError(f"order {order['_id']} has to wait")
+            raise WarehouseBusyError(f"order {order['_id']} must wait")
         # An order that its customer changed meanwhile is not shipped: the change runs this again.
         as_sent = {"_id": order["_id"], "status": "paid", "total": order["total"]}
         written_at[ctx.doc_id] = clock.monotonic()
@@ -110,7 +117,7 @@ def _take_orders(app: App, ledger: Ledger, clock: Clock) -> None:
         ledger.enter(ctx)
 
 
-def _rate_products(app: App, ledger: Ledger) -> None:
+def _rate_products(app: App, ledger: Ledger, clock: Clock) -> None:
     @app.reactive_task(
         task=RATE,
         collection="products",
@@ -123,4 +130,7 @@ def _rate_products(app: App, ledger: Ledger) -> None:
         product = await ctx.get_document(projection={"stars": 1, "reviews": 1})
         rating = round(product["stars"] / product["reviews"], 2)
         await app.database["products"].update_one({"_id": ctx.doc_id}, {"$set": {"rating": rating}})
+        before = ledger.ran.get((RATE, ctx.doc_id), {"reviews": 0})
+        more = product["reviews"] - before["reviews"]
+        ledger.news.append((clock.now(), f"{RATE}: {more} more reviews of the {ctx.doc_id} were one run"))
         ledger.enter(ctx)

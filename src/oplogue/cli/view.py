@@ -25,9 +25,9 @@ TASKS = (SYNC, NOTIFY, RATE)
 _FRAME = 0.125
 _LOOK = 0.5
 _LINE = 1.0
-_EVENTS = 6
+_EVENTS = 8
 _BARS = " ▁▂▃▄▅▆▇█"
-_WIDTH = 96
+_WIDTH = 108
 _LATEST = 1_000
 _COLOURS = {logging.WARNING: "yellow", logging.ERROR: "red"}
 
@@ -84,10 +84,10 @@ async def _show_frames(scene: Scene, console: Console) -> None:
                 if now - counted >= 1:
                     scene.speed.append(scene.gauges.done_in_all() - done)
                     counted, done = now, scene.gauges.done_in_all()
-                live.update(frame(scene), refresh=True)
+                live.update(frame(scene, console.width), refresh=True)
                 await clock.sleep(_FRAME)
         finally:
-            live.update(frame(scene), refresh=True)
+            live.update(frame(scene, console.width), refresh=True)
 
 
 async def _print_lines(scene: Scene, console: Console) -> None:
@@ -96,7 +96,7 @@ async def _print_lines(scene: Scene, console: Console) -> None:
         await scene.clock.sleep(_LINE)
 
 
-def frame(scene: Scene) -> RenderableType:
+def frame(scene: Scene, width: int) -> RenderableType:
     """One picture."""
     return Panel(
         Group(
@@ -114,7 +114,7 @@ def frame(scene: Scene) -> RenderableType:
         subtitle=Text(f" {scene.act} · Ctrl-C leaves ", style="dim"),
         subtitle_align="right",
         border_style="cyan",
-        width=_WIDTH,
+        width=min(_WIDTH, width),
     )
 
 
@@ -175,13 +175,14 @@ def _latency(scene: Scene) -> Text:
 
 def _speed(scene: Scene) -> Text:
     most = max(scene.speed)
-    text = Text("runs/s, 1 min    ", style="dim")
+    text = Text("finished/s       ", style="dim")
     bars = "".join(_BARS[0 if not n else max(1, round(8 * n / most))] for n in scene.speed)
     return text.append(bars, "cyan").append(f"  most {most:,}", "dim")
 
 
 def _events(scene: Scene) -> Group:
-    recent = list(scene.gauges.recent)[-_EVENTS:]
+    news = [(at, logging.INFO, message) for at, message in scene.shop.ledger.news]
+    recent = sorted([*scene.gauges.recent, *news])[-_EVENTS:]
     lines = [Text("latest events", style="dim")]
     for at, level, message in recent:
         text = Text(f"{at.astimezone():%H:%M:%S}  ", style="dim", no_wrap=True, overflow="ellipsis")
