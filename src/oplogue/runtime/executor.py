@@ -36,7 +36,7 @@ from oplogue.model.shares import fair_shares
 from oplogue.runtime.bus import Bus
 from oplogue.runtime.context import Moment, Run
 from oplogue.runtime.leases import LeaseBook
-from oplogue.runtime.parts import keep_running, stop_running
+from oplogue.runtime.parts import end, keep_running
 from oplogue.runtime.settings import Settings
 from oplogue.runtime.work import Ended, Source
 from oplogue.store.faults import StoreError, describe, is_passing
@@ -47,6 +47,7 @@ _AHEAD_SECONDS = 0.1
 _FEW_KINDS = 16
 _IDLE_FIRST, _IDLE_LONGEST = 0.5, 5.0
 _MOST_SETTLED = 1_000
+_CANCEL_AGAIN = 0.5
 
 
 class Executor:
@@ -113,15 +114,18 @@ class Executor:
         if self._running:
             await self._cut_short()
         await self._until_settled()
-        await stop_running(*self._loops)
+        await end(*self._loops)
         self._loops = []
 
     async def _cut_short(self) -> None:
         self._bus.emit("instance.shutdown_timeout", count=len(self._running))
-        for run, task in list(self._running.items()):
-            run.cancelled.set()
-            task.cancel()
-        await asyncio.wait(self._running.values(), timeout=self._settings.bound.total_seconds())
+        until = self._clock.monotonic() + self._settings.bound.total_seconds()
+        while self._running and self._clock.monotonic() < until:
+            for run, task in list(self._running.items()):
+                run.cancelled.set()
+                # Again and again: one cancellation may be swallowed, see `end`.
+                task.cancel()
+            await asyncio.wait(self._running.values(), timeout=_CANCEL_AGAIN)
 
     async def _until_settled(self) -> None:
         """Outcomes are written as long as the leases could still hold; after that nothing can be."""

@@ -29,6 +29,7 @@ from oplogue.model.definition import Namespace
 from oplogue.model.paths import merge_patterns
 from oplogue.runtime.bus import Bus
 from oplogue.runtime.office import Office
+from oplogue.runtime.parts import check_cancelled, end
 from oplogue.store import Client
 from oplogue.store.faults import HISTORY_LOST, OperationFailure, StoreError, describe, is_passing
 from oplogue.store.leadership import Leadership
@@ -127,19 +128,18 @@ class Follower:
         try:
             await asyncio.wait({reading, planning}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (reading, planning):
-                task.cancel()
-            results = await asyncio.gather(reading, planning, return_exceptions=True)
+            await end(reading, planning)
             await self._stream.close()
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
+        for task in (planning, reading):
+            if not task.cancelled():
+                task.result()
 
     async def _read_on(self) -> None:
         while True:
             try:
                 batch = await self._stream.next()
             except (StoreError, TimeoutError) as error:
+                check_cancelled()
                 self._bus.emit("planner.stream_error", error=describe(error))
                 await self._reopen(error)
                 continue
@@ -157,6 +157,7 @@ class Follower:
             try:
                 batch = await self._stream.open(position)
             except (StoreError, TimeoutError) as again:
+                check_cancelled()
                 if not _may_resume(again):
                     position = await self._next_best(position, again)
                 self._office.check()

@@ -16,7 +16,7 @@ from oplogue.clock import Clock
 from oplogue.model.cron import CronSchedule
 from oplogue.model.definition import Namespace, TaskDefinition
 from oplogue.runtime.bus import Bus
-from oplogue.runtime.parts import keep_running, stop_running
+from oplogue.runtime.parts import end, keep_running
 from oplogue.store.cleanup import Cleanup
 from oplogue.store.definitions import Definitions
 
@@ -57,7 +57,7 @@ class Janitor:
 
     async def stop(self) -> None:
         """End."""
-        await stop_running(*self._parts)
+        await end(*self._parts)
         self._parts = []
 
     def deleted(self, source: Namespace, doc_ids: Iterable[Any]) -> None:

@@ -30,7 +30,7 @@ from oplogue.clock import Clock
 from oplogue.errors import LeadershipLostError
 from oplogue.runtime.bus import Bus
 from oplogue.runtime.office import Office
-from oplogue.runtime.parts import keep_running, stop_running
+from oplogue.runtime.parts import end, keep_running
 from oplogue.runtime.settings import Settings
 from oplogue.store.faults import StoreError, describe
 from oplogue.store.leadership import Leadership, Term
@@ -66,14 +66,14 @@ class Leader:
         self._task = keep_running("leader", self._loop, bus=self._bus, clock=self._clock)
         decided = asyncio.create_task(self._decided.wait())
         await asyncio.wait({decided, self._task}, return_when=asyncio.FIRST_COMPLETED)
-        decided.cancel()
+        await end(decided)
 
     async def stop(self) -> None:
         """Leave office, so that another instance takes over at once."""
         if self._task is None:
             return
         office = self.office
-        await stop_running(self._task)
+        await end(self._task)
         self._task = None
         if office is not None:
             await self._resign(office)
@@ -130,8 +130,7 @@ class Leader:
                 await asyncio.wait({governing}, timeout=max(office.trusted_for, 0) + 0.001)
             governing.result()
         finally:
-            governing.cancel()
-            await asyncio.gather(governing, return_exceptions=True)
+            await end(governing)
 
     async def _resign(self, office: Office) -> None:
         if office.over is not None:

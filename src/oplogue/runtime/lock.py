@@ -9,6 +9,7 @@ from typing import Self
 
 from oplogue.clock import Clock
 from oplogue.errors import LockNotAcquiredError, NotStartedError
+from oplogue.runtime.parts import check_cancelled, end
 from oplogue.store.faults import StoreError
 from oplogue.store.locks import Locks
 
@@ -61,8 +62,7 @@ class Lock:
     ) -> None:
         token, self._token = self._token, None
         if self._extending is not None:
-            self._extending.cancel()
-            await asyncio.gather(self._extending, return_exceptions=True)
+            await end(self._extending)
         if token is not None and not self.lost.is_set():
             await self._locks.release(self._key, token)
 
@@ -74,6 +74,7 @@ class Lock:
             try:
                 kept = await self._locks.extend(self._key, token, self._expire_in)
             except StoreError:
+                check_cancelled()
                 # Tried again at the next beat; the lock is given up when its time is over.
                 kept = asked_at < trusted_until
             else:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from oplogue.clock import Clock
 from oplogue.runtime.bus import Bus
-from oplogue.runtime.parts import keep_running, stop_running
+from oplogue.runtime.parts import check_cancelled, end, keep_running
 from oplogue.store.faults import StoreError, describe, is_forbidden
 from oplogue.store.signals import Signal, Signals, Topic
 
@@ -43,7 +43,7 @@ class Messenger:
 
     async def stop(self) -> None:
         """Say what is left, and end."""
-        await stop_running(*self._loops)
+        await end(*self._loops)
         self._loops = []
         await self._say_all()
         await self._signals.close()
@@ -65,6 +65,7 @@ class Messenger:
             try:
                 await self._signals.send(Signal(topic, self._instance_id, tuple(sorted(tasks))))
             except StoreError as error:
+                check_cancelled()
                 self._bus.emit("signal.failed", error=describe(error))
 
     async def _listen(self) -> None:
@@ -78,6 +79,7 @@ class Messenger:
                             self._heard(signal)
                     pause = _FIRST_PAUSE
             except (StoreError, TimeoutError) as error:
+                check_cancelled()
                 self._bus.emit("signal.failed", error=describe(error))
                 if is_forbidden(error):
                     pause = _LONGEST_PAUSE

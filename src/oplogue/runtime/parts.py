@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from oplogue.clock import Clock
 from oplogue.runtime.bus import Bus
 from oplogue.store.faults import describe
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
+_CANCEL_AGAIN = 0.2
 _LOGGER = logging.getLogger("oplogue.part")
 
 
@@ -26,6 +28,7 @@ def keep_running(
             try:
                 await run()
             except Exception as error:
+                check_cancelled()
                 bus.emit("part.failed", part=part, error=describe(error))
                 _LOGGER.debug("%s failed", part, exc_info=True)
             else:
@@ -38,9 +41,24 @@ def keep_running(
     return asyncio.create_task(outlive(), name=f"oplogue-{part}")
 
 
-async def stop_running(*tasks: asyncio.Task[None] | None) -> None:
-    """Cancel parts, and wait until they have ended."""
-    running = [task for task in tasks if task is not None]
-    for task in running:
-        task.cancel()
-    await asyncio.gather(*running, return_exceptions=True)
+async def end(*tasks: asyncio.Future[Any] | None) -> None:
+    """Cancel tasks, and wait until they have ended; their exceptions are looked at by nobody else.
+
+    Cancelled again until they are done: before Python 3.12 ``asyncio.wait_for`` swallows a cancellation that
+    arrives as its inner call ends, and the driver reads and writes through it.
+    """
+    pending = {task for task in tasks if task is not None and not task.done()}
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=_CANCEL_AGAIN)
+    for task in tasks:
+        if task is not None and not task.cancelled():
+            task.exception()
+
+
+def check_cancelled() -> None:
+    """Raise the cancellation that a call of the driver turned into an error of its own."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

@@ -32,6 +32,7 @@ from oplogue.clock import Clock
 from oplogue.model.definition import Namespace
 from oplogue.runtime.bus import Bus
 from oplogue.runtime.office import Office
+from oplogue.runtime.parts import check_cancelled
 from oplogue.store.documents import key_of
 from oplogue.store.faults import StoreError, describe, is_passing, is_stalled
 from oplogue.store.planning import Change, Planning
@@ -314,6 +315,7 @@ class Planner:
             try:
                 return await send()
             except StoreError as error:
+                check_cancelled()
                 if not is_passing(error) or (but is not None and but(error)):
                     raise
                 self._bus.emit("planner.batch_failed", count=0, error=describe(error))

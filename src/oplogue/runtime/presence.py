@@ -12,7 +12,7 @@ from datetime import timedelta
 from oplogue.clock import Clock
 from oplogue.model.definition import TaskDefinition
 from oplogue.runtime.bus import Bus
-from oplogue.runtime.parts import keep_running, stop_running
+from oplogue.runtime.parts import end, keep_running
 from oplogue.store.controls import Control, Controls
 from oplogue.store.definitions import Definitions, trigger_hash
 from oplogue.store.faults import StoreError, describe
@@ -61,7 +61,7 @@ class Presence:
         """Leave."""
         if self._task is None:
             return
-        await stop_running(self._task)
+        await end(self._task)
         self._task = None
         try:
             await self._instances.leave(self._instance_id)

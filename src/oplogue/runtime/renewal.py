@@ -24,7 +24,7 @@ from oplogue.runtime.bus import Bus
 from oplogue.runtime.context import Run
 from oplogue.runtime.leases import LeaseBook
 from oplogue.runtime.office import Office
-from oplogue.runtime.parts import keep_running, stop_running
+from oplogue.runtime.parts import end, keep_running
 from oplogue.runtime.settings import Settings
 from oplogue.store import Client
 from oplogue.store.connection import make_blocking_client
@@ -157,7 +157,7 @@ class LoopRenewal(_Renewing):
 
     async def stop(self) -> None:
         """End."""
-        await stop_running(self._task)
+        await end(self._task)
         self._task = None
 
     async def _run(self) -> None:

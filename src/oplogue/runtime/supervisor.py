@@ -30,7 +30,7 @@ from oplogue.runtime.leases import LeaseBook
 from oplogue.runtime.lock import Lock
 from oplogue.runtime.messenger import Messenger
 from oplogue.runtime.office import Office
-from oplogue.runtime.parts import keep_running, stop_running
+from oplogue.runtime.parts import check_cancelled, end, keep_running
 from oplogue.runtime.planner import Planner
 from oplogue.runtime.presence import Presence
 from oplogue.runtime.reactive import Controls, ReactiveSource
@@ -332,7 +332,7 @@ class Supervisor:
         try:
             await follower.follow(self._redefined)
         finally:
-            await stop_running(watching, reprocessing)
+            await end(watching, reprocessing)
 
     async def _reprocess(self) -> None:
         """Reset the records that new handler versions ask for, a batch at a time."""
@@ -350,6 +350,7 @@ class Supervisor:
             try:
                 now = await self._definitions.all()
             except StoreError as error:
+                check_cancelled()
                 self._bus.emit("part.failed", part="definitions", error=describe(error))
                 continue
             if _defined(now) != _defined(known) or _unreconciled(now) - _unreconciled(known):
