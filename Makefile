@@ -33,7 +33,8 @@ check: $(TOOLS_READY) ## lint, format, types, layers
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/pyright --verifytypes oplogue --ignoreexternal
+	# It looks for the package where the first python on PATH does, whatever pyproject.toml says.
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pyright --verifytypes oplogue --ignoreexternal
 
 bench: $(MONGOD_READY) ## measure; prints figures
 	@if [ ! -d bench ]; then echo "make bench: there is no folder bench/ yet" >&2; exit 2; fi

@@ -57,7 +57,7 @@ class Customers:
         self._clock = clock
         self._unpaid: deque[tuple[float, int]] = deque()
         self._storm: tuple[str, float] = ("", 0.0)
-        self.book = Book()
+        self.book: Book = Book()
 
     async def write(self) -> None:
         """Orders at their rate, or as fast as they go; in the end all are paid."""

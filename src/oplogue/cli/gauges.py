@@ -27,12 +27,10 @@ class Gauges:
         self.ended: defaultdict[str, Counter[str]] = defaultdict(Counter)
         """For each task, how many runs ended how: by the second word of the event's code."""
         self.running: defaultdict[str, set[Any]] = defaultdict(set)
-        self.planned = 0
         self.moved: float = clock.monotonic()
         """When a run last ended well."""
         self.recent: deque[tuple[datetime, int, str]] = deque(maxlen=_RECENT)
         app.on("task.started")(self._started)
-        app.on("planner.planned")(self._planned)
         for end in _ENDS:
             app.on(f"task.{end}")(self._ended)
         for code, kind in EVENTS.items():
@@ -60,9 +58,6 @@ class Gauges:
 
     def _started(self, event: Event) -> None:
         self.running[event.fields["task"]].add(event.fields["doc_id"])
-
-    def _planned(self, event: Event) -> None:
-        self.planned += event.fields["count"]
 
     def _ended(self, event: Event) -> None:
         task, end = event.fields["task"], event.code.partition(".")[2]

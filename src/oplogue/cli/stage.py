@@ -81,7 +81,7 @@ class _Play:
         except asyncio.CancelledError:
             if self._scene is not None:
                 self._summarize(self._scene)
-            self._console.print("Interrupted: what was on its way then was not checked.")
+            self._console.print("Interrupted: what was on its way then was not checked (--seconds N checks).")
             return OK if self._script.open_ended else INTERRUPTED
 
     async def _play(self, server: Server) -> int:
