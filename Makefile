@@ -1,5 +1,6 @@
 # Needs make, bash and Python >= 3.11; installs the rest below this folder (.tools, .venv).
 # ARGS go to the command of the target: make test ARGS="-k planner", make demo ARGS="--seconds 10".
+# make faults ROW=3 runs one row of the fault matrix, ARGS=--full its full counts.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -8,6 +9,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 ARGS ?=
+ROW ?=
 
 UV := .tools/bin/uv
 BIN := .venv/bin
@@ -28,12 +30,12 @@ demo: $(MONGOD_READY) ## an example shop on a MongoDB of its own: watch tasks fl
 test: $(TOOLS_READY) $(MONGOD_READY) ## all tests but the fault matrix
 	@$(BIN)/pytest --ignore=tests/faults $(ARGS)
 
+# --verifytypes looks for the package where the first python on PATH does, whatever pyproject.toml says.
 check: $(TOOLS_READY) ## lint, format, types, layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-cache
-	# It looks for the package where the first python on PATH does, whatever pyproject.toml says.
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pyright --verifytypes oplogue --ignoreexternal
 
 bench: $(MONGOD_READY) ## measure; prints figures
@@ -42,7 +44,7 @@ bench: $(MONGOD_READY) ## measure; prints figures
 
 faults: $(TOOLS_READY) $(MONGOD_READY) ## the fault matrix: killed and frozen processes, lost connections
 	@if [ ! -d tests/faults ]; then echo "make faults: there is no folder tests/faults/ yet" >&2; exit 2; fi
-	@$(BIN)/pytest tests/faults $(ARGS)
+	@$(BIN)/pytest tests/faults --row=$(ROW) $(ARGS)
 
 clean: ## remove everything that this file installed, and caches
 	@rm -rf .venv .tools .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist

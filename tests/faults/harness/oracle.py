@@ -1,0 +1,136 @@
+"""The one oracle: acknowledged writes against the ledgers of handler runs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pymongo.database import Database
+
+
+@dataclass(slots=True)
+class Run:
+    """One execution of a handler, as its own process noted it."""
+
+    worker: str
+    task: str
+    id: str
+    version: Any
+    attempt: int
+    pid: int
+    started: float
+    ended: float | None = None
+    how: str | None = None
+
+    @property
+    def handled(self) -> bool:
+        """Whether the handler came to its end."""
+        return self.how == "end"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is to be zero, and what is to be told."""
+
+    lost: tuple[str, ...]
+    stuck: tuple[str, ...]
+    effects_off: int
+    duplicates: int
+    runs: int
+    writes: int
+
+    @property
+    def clean(self) -> bool:
+        """Nothing lost, stuck or applied twice."""
+        return not self.lost and not self.stuck and not self.effects_off
+
+    def __str__(self) -> str:
+        return (
+            f"lost {len(self.lost)} {self.lost[:5]}, stuck {len(self.stuck)} {self.stuck[:5]}, "
+            f"effects off by {self.effects_off}, duplicates {self.duplicates} of {self.runs} runs"
+        )
+
+
+class Oracle:
+    """Reads all ledgers of a folder."""
+
+    def __init__(self, folder: Path, database: Database[dict[str, Any]]) -> None:
+        self._folder = folder
+        self._database = database
+
+    def runs(self, task: str | None = None) -> list[Run]:
+        """Every run so far, in the order of their starts."""
+        found: dict[tuple[str, int], Run] = {}
+        for path in sorted(self._folder.glob("*.ledger")):
+            for line in path.read_text(encoding="utf-8").splitlines():
+                self._note(found, path.stem, json.loads(line))
+        runs = [run for run in found.values() if task is None or run.task == task]
+        return sorted(runs, key=lambda run: run.started)
+
+    def _note(self, found: dict[tuple[str, int], Run], worker: str, entry: dict[str, Any]) -> None:
+        key = (worker, entry["run"])
+        if entry["what"] == "start":
+            found[key] = Run(
+                worker, entry["task"], entry["id"], entry["v"], entry["attempt"], entry["pid"], entry["at"]
+            )
+        else:
+            found[key].ended, found[key].how = entry["at"], entry["what"]
+
+    def in_flight(self, worker: str) -> list[Run]:
+        """Runs of a worker that have not ended."""
+        return [run for run in self.runs() if run.worker == worker and run.how is None]
+
+    def verdict(
+        self,
+        task: str,
+        collection: str,
+        latest: Mapping[Any, int],
+        *,
+        effects: str | None = None,
+        writes: int = 0,
+    ) -> Verdict:
+        """Judge one task: ``latest`` has the version of each document that was acknowledged last."""
+        runs = self.runs(task)
+        best: dict[str, int] = {}
+        for run in runs:
+            if run.handled and isinstance(run.version, int):
+                best[run.id] = max(best.get(run.id, 0), run.version)
+        lost = [repr(id_) for id_, version in latest.items() if best.get(repr(id_), 0) < version]
+        handled = Counter((run.id, run.version) for run in runs if run.handled)
+        return Verdict(
+            lost=tuple(lost),
+            stuck=tuple(self.stuck(task, collection, latest)),
+            effects_off=0 if effects is None else self._effects_off(task, effects, latest),
+            duplicates=sum(count - 1 for count in handled.values()),
+            runs=len(runs),
+            writes=writes,
+        )
+
+    def stuck(self, task: str, collection: str, latest: Mapping[Any, int]) -> list[str]:
+        """Documents whose record is missing, not completed, or of another state than the document."""
+        found = {
+            repr(record["sourceDocId"]): record
+            for record in self._database[f"{collection}_tasks"].find({"task": task})
+        }
+        states: list[str] = []
+        for id_, version in latest.items():
+            record = found.get(repr(id_))
+            if record is None:
+                states.append(f"{id_!r}: no record")
+                continue
+            observed = record.get("lastObservedValues", {})
+            if record["status"] != "completed" or observed.get("v") != version:
+                why = record.get("lastError")
+                states.append(f"{id_!r}: {record['status']} {observed} of {version}; {why}")
+        return states
+
+    def _effects_off(self, task: str, effects: str, latest: Mapping[Any, int]) -> int:
+        applied = list(self._database[effects].find({"_id.task": task}))
+        twice = sum(effect["times"] - 1 for effect in applied)
+        there = {(effect["_id"]["id"], effect["_id"]["v"]) for effect in applied}
+        missing = sum((id_, version) not in there for id_, version in latest.items())
+        return twice + missing
