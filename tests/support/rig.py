@@ -57,9 +57,8 @@ class Rig:
         self.source = Namespace(db.name, "orders")
         self.documents: AsyncCollection[Document] = db["orders"]
         self.rows: AsyncCollection[Document] = db["orders_tasks"]
-        self.records = TaskRecords(
-            client, self.source, globals_=Namespace(db.name, "_oplogue_globals"), bound=BOUND
-        )
+        self.globals = Namespace(db.name, "_oplogue_globals")
+        self.records = TaskRecords(client, self.source, globals_=self.globals, bound=BOUND)
         self.sources = SourceDocuments(client, self.source, bound=BOUND)
         self._leaders: dict[int, Planning] = {}
 
