@@ -1,0 +1,116 @@
+"""What this instance may claim now, how much of each task, and when to look again. No I/O."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from oplogue.clock import Clock
+from oplogue.model.shares import fair_shares
+from oplogue.runtime.work import Kind
+from oplogue.store.tasks import Look
+
+_FEW_KINDS = 16
+LONGEST_REST = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to take of what the looks offered."""
+
+    shares: Mapping[str, int]
+    missed: bool
+    """Whether something is due that the looks did not ask for: look again at once."""
+    rest: float
+    """Seconds until the next record is due, as far as is known."""
+
+
+class Agenda:
+    """The tasks of this instance: their limits, their throttles, and which of them are hot."""
+
+    def __init__(self, *, kinds: Iterable[Kind], allowed: Callable[[str], bool] | None, clock: Clock) -> None:
+        self.kinds = {kind.name: kind for kind in kinds}
+        self.held: Counter[str] = Counter()
+        """How many records of each task are claimed and not settled."""
+        self._allowed = allowed
+        self._clock = clock
+        self._throttled_until: dict[str, float] = {}
+        # With few tasks every look asks for the first records of each; with many, of those that are hot: due at
+        # the last look, or told of by the planner.
+        self._hot: set[str] = set()
+
+    def warm(self, names: Iterable[str]) -> bool:
+        """Records of these tasks are due or will be; whether any task is ours."""
+        mine = self.kinds.keys() & set(names)
+        self._hot |= mine
+        return bool(mine)
+
+    def throttle(self, name: str, seconds: float) -> None:
+        """Claim none of this task for so long."""
+        self._throttled_until[name] = self._clock.monotonic() + seconds
+
+    def claimable(self) -> set[str]:
+        """The tasks of which a record may be claimed now."""
+        now = self._clock.monotonic()
+        return {
+            name
+            for name, kind in self.kinds.items()
+            if self._throttled_until.get(name, now) <= now
+            and (kind.concurrency is None or self.held[name] < kind.concurrency)
+            and (self._allowed is None or self._allowed(name))
+        }
+
+    def wanted(self, names: Iterable[str], room: int) -> dict[str, int]:
+        """How many first due records of each task to ask for."""
+        few = len(self.kinds) <= _FEW_KINDS
+        return {name: self._room_of(name, room) for name in names if few or name in self._hot}
+
+    def choose(self, looks: Sequence[Look], room: int) -> Choice:
+        """Fair shares of what is due and not held back."""
+        for look in looks:
+            self._drop_held_back(look)
+        offers = {name: len(ids) for look in looks for name, ids in look.due.items()}
+        priorities = {name: self.kinds[name].priority for name in offers}
+        overdue = {name for look in looks for name in _overdue(look)}
+        missed = overdue - self._hot - offers.keys()
+        self._hot = overdue
+        rest = min(_until_next(looks), self._until_unthrottled())
+        return Choice(fair_shares(room, offers, priorities), bool(missed), rest)
+
+    def _room_of(self, name: str, room: int) -> int:
+        limit = self.kinds[name].concurrency
+        return room if limit is None else min(room, limit - self.held[name])
+
+    def _drop_held_back(self, look: Look) -> None:
+        """Leave out what is paused, throttled or gated for the whole cluster."""
+        for name, control in look.controls.items():
+            kind = self.kinds.get(name)
+            if kind is None or look.now is None or control.allows(kind.version, look.now):
+                continue
+            look.due.pop(name, None)
+            look.next_at.pop(name, None)
+            if control.held_until > look.now:
+                look.next_at[name] = control.held_until
+
+    def _until_unthrottled(self) -> float:
+        now = self._clock.monotonic()
+        ends = (until - now for until in self._throttled_until.values() if until > now)
+        return min(ends, default=LONGEST_REST)
+
+
+def _overdue(look: Look) -> list[str]:
+    now = look.now
+    return [] if now is None else [name for name, at in look.next_at.items() if at <= now]
+
+
+def _until_next(looks: Sequence[Look]) -> float:
+    """Seconds until the first record that is not due yet."""
+    waits = (
+        (at - look.now).total_seconds()
+        for look in looks
+        if look.now is not None
+        for at in look.next_at.values()
+        if at > look.now
+    )
+    return min(waits, default=LONGEST_REST)
