@@ -64,10 +64,14 @@ class Rig:
 
     async def close(self) -> None:
         """End the leaders' sessions, and drop what was made: a database without collections drops 25 times faster."""
-        for leader in self._leaders.values():
-            await leader.close()
+        await self.end_sessions()
         for name in await self.db.list_collection_names():
             await self.db.drop_collection(name)
+
+    async def end_sessions(self) -> None:
+        """The leaders leave."""
+        for leader in self._leaders.values():
+            await leader.close()
 
     def task(self, name: str = "sync", **options: Unpack[TaskOptions]) -> PlannedTask:
         """A task on this collection; by default it watches the total of paid orders."""
