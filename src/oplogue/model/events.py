@@ -68,6 +68,12 @@ EVENTS: Mapping[str, EventKind] = {
     "settle.failed": EventKind(
         logging.WARNING, "outcomes of {source} could not be written yet: {error}", ("source", "error")
     ),
+    "lease.renewed_in_loop": EventKind(
+        logging.WARNING,
+        "leases are renewed in the event loop: a handler that blocks it may lose its lease; "
+        "give App(client=...) the uri= too, and a thread renews them",
+        (),
+    ),
     "lease.renewal_failed": EventKind(logging.WARNING, "leases could not be renewed: {error}", ("error",)),
     "leadership.gained": EventKind(
         logging.INFO, "instance {instance_id} leads, term {term}", ("instance_id", "term")

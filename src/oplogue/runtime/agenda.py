@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from oplogue.clock import Clock
 from oplogue.model.shares import fair_shares
 from oplogue.runtime.work import Kind
-from oplogue.store.tasks import Look
+from oplogue.store.tasks import Look, Wanted
 
 _FEW_KINDS = 16
 LONGEST_REST = 5.0
+_FLOOR_MARGIN = timedelta(seconds=2)
+_FLOORS_LAST = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +36,23 @@ class Agenda:
         self.kinds = {kind.name: kind for kind in kinds}
         self.held: Counter[str] = Counter()
         """How many records of each task are claimed and not settled."""
+        self.warmed_at: dict[str, float] = {}
+        """When each task was last told to have been planned."""
         self._allowed = allowed
         self._clock = clock
         self._throttled_until: dict[str, float] = {}
         # With few tasks every look asks for the first records of each; with many, of those that are hot: due at
         # the last look, or told of by the planner.
         self._hot: set[str] = set()
+        # Claimed records leave deleted entries at the front of the index, which every look would walk over.
+        self._floors: dict[str, datetime] = {}
+        self._floors_since = clock.monotonic()
 
     def warm(self, names: Iterable[str]) -> bool:
         """Records of these tasks are due or will be; whether any task is ours."""
         mine = self.kinds.keys() & set(names)
         self._hot |= mine
+        self.warmed_at.update(dict.fromkeys(mine, self._clock.monotonic()))
         return bool(mine)
 
     def throttle(self, name: str, seconds: float) -> None:
@@ -61,15 +70,27 @@ class Agenda:
             and (self._allowed is None or self._allowed(name))
         }
 
-    def wanted(self, names: Iterable[str], room: int) -> dict[str, int]:
+    def wanted(self, names: Iterable[str], room: int) -> dict[str, Wanted]:
         """How many first due records of each task to ask for."""
         few = len(self.kinds) <= _FEW_KINDS
-        return {name: self._room_of(name, room) for name in names if few or name in self._hot}
+        self._drop_old_floors()
+        return {
+            name: Wanted(self._room_of(name, room), self._floors.get(name))
+            for name in names
+            if few or name in self._hot
+        }
+
+    def _drop_old_floors(self) -> None:
+        now = self._clock.monotonic()
+        if now - self._floors_since > _FLOORS_LAST:
+            self._floors.clear()
+            self._floors_since = now
 
     def choose(self, looks: Sequence[Look], room: int) -> Choice:
         """Fair shares of what is due and not held back."""
         for look in looks:
             self._drop_held_back(look)
+        self._raise_floors(looks, room)
         offers = {name: len(ids) for look in looks for name, ids in look.due.items()}
         priorities = {name: self.kinds[name].priority for name in offers}
         overdue = {name for look in looks for name in _overdue(look)}
@@ -77,6 +98,15 @@ class Agenda:
         self._hot = overdue
         rest = min(_until_next(looks), self._until_unthrottled())
         return Choice(fair_shares(room, offers, priorities), bool(missed), rest)
+
+    def _raise_floors(self, looks: Sequence[Look], room: int) -> None:
+        """While looks come back full, the next begins where the last one ended; a short look begins anew."""
+        for look in looks:
+            for name, ids in look.due.items():
+                if len(ids) >= self._room_of(name, room):
+                    self._floors[name] = look.reached[name] - _FLOOR_MARGIN
+                else:
+                    self._floors.pop(name, None)
 
     def _room_of(self, name: str, room: int) -> int:
         limit = self.kinds[name].concurrency

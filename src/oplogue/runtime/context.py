@@ -57,6 +57,7 @@ class Run:
     throttle: Callable[[str, Moment, Scope], None]
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     document: Any = None
+    claimed_at: float = 0.0
     lost: bool = False
     timed_out: bool = False
     deferral: Moment | None = None

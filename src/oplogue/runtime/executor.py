@@ -27,7 +27,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from oplogue.clock import Clock
-from oplogue.model.outcomes import Outcome, Released
+from oplogue.model.outcomes import Outcome, Released, Succeeded
 from oplogue.runtime.agenda import LONGEST_REST, Agenda
 from oplogue.runtime.bus import Bus
 from oplogue.runtime.context import Moment, Run
@@ -64,6 +64,7 @@ class Executor:
         self._buffered = 0
         self._running: dict[Run, asyncio.Task[None]] = {}
         self._suspects: set[Run] = set()
+        self._crowded = False
         self._stirred = asyncio.Event()
         self._cleared = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -149,7 +150,8 @@ class Executor:
         while not self._stopping.is_set():
             room = self._room()
             self._stirred.clear()
-            if room <= 0:
+            self._crowded = room <= 0
+            if self._crowded:
                 await self._clock.wait(self._stirred, None)
                 continue
             found, rest = await self._claim_round(room)
@@ -172,6 +174,8 @@ class Executor:
         names = self._agenda.claimable()
         looks = await asyncio.gather(*(self._look(source, names, room) for source in self._sources))
         choice = self._agenda.choose(looks, room)
+        # Only where slots are what is missing does a slot that comes free call for another look.
+        self._crowded = sum(choice.shares.values()) >= room
         taken = await asyncio.gather(
             *(
                 self._claim(source, look, choice.shares)
@@ -208,6 +212,8 @@ class Executor:
     async def _take(self, source: Source, runs: Sequence[Run], claimed_at: float) -> None:
         self._leases.hold(runs, claimed_at)
         self._agenda.held.update(run.record.task for run in runs)
+        for run in runs:
+            run.claimed_at = claimed_at
         try:
             needless = await source.prepare(runs)
         except StoreError as error:
@@ -281,7 +287,8 @@ class Executor:
                 self._finish(Ended(run, outcome))
             if self._buffered:
                 self._start_more()
-            self._stirred.set()
+            if self._crowded:
+                self._stirred.set()
 
     def _finish(self, ended: Ended) -> None:
         if ended.run.lost:
@@ -289,11 +296,16 @@ class Executor:
         else:
             self._settler.add(ended)
 
-    def _settled(self, runs: Sequence[Run]) -> None:
-        for run in runs:
-            self._forget(run)
-        # What was settled may run again: dirty, retried, or given back.
-        self._stirred.set()
+    def _settled(self, group: Sequence[Ended]) -> None:
+        for ended in group:
+            self._forget(ended.run)
+        if self._crowded or any(map(self._may_run_again, group)):
+            self._stirred.set()
+
+    def _may_run_again(self, ended: Ended) -> bool:
+        """Retried, deferred, given back; or dirty: then its task was planned after the record was claimed."""
+        planned_at = self._agenda.warmed_at.get(ended.run.record.task, 0.0)
+        return not isinstance(ended.outcome, Succeeded) or planned_at >= ended.run.claimed_at
 
     def _forget(self, run: Run) -> None:
         self._leases.drop(run)

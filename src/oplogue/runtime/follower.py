@@ -31,7 +31,7 @@ from oplogue.runtime.bus import Bus
 from oplogue.runtime.office import Office
 from oplogue.runtime.parts import check_cancelled, end
 from oplogue.store import Client
-from oplogue.store.faults import HISTORY_LOST, OperationFailure, StoreError, describe, is_passing
+from oplogue.store.faults import FELL_BEHIND, HISTORY_LOST, OperationFailure, StoreError, describe, is_passing
 from oplogue.store.leadership import Leadership
 from oplogue.store.plans import PlannedTask
 from oplogue.store.stream import (
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from oplogue.runtime.planner import Planner
 
 PATIENCE = timedelta(seconds=1)
-_WHILE_BUSY, _WHILE_QUIET = 0.1, 10.0
+_WHILE_BUSY, _WHILE_QUIET = 1.0, 10.0
 
 
 class Background(Protocol):
@@ -102,6 +102,7 @@ class Follower:
         self._clock = clock
         self._read: Position | None = None
         self._saved_at = 0.0
+        self._behind = False
         self._saving: asyncio.Task[None] | None = None
         self._until = asyncio.Event()
 
@@ -111,9 +112,9 @@ class Follower:
         now = await operation_time(self._client, bound=self._bound)
         position = read_position(stored, self._follows)
         if position is None or position.time > now:
-            if stored is not None:
-                await self._history_lost("the saved position can't be used")
-            position = Position(now)
+            position = (
+                Position(now) if stored is None else await self._afresh("the saved position can't be used")
+            )
         self._read = position
         await self._reopen(None)
 
@@ -173,10 +174,15 @@ class Follower:
         if refused.token is not None and not lost:
             self._bus.emit("planner.stream_error", error=describe(error))
             return Position(refused.time)
-        # First the new position, then the note that all must be reconciled from it: no event falls in between.
+        return await self._afresh(describe(error))
+
+    async def _afresh(self, reason: str) -> Position:
+        """Begin anew, now; all is to be reconciled. Noted before the position is saved: a crash repeats the note."""
         now = await operation_time(self._client, bound=self._bound)
-        await self._history_lost(describe(error))
-        return Position(now)
+        await self._history_lost(reason)
+        fresh = Position(now)
+        await self._leadership.save(self._office.term, fresh.stored(self._follows, self._office.term.number))
+        return fresh
 
     async def _plan_on(self) -> None:
         while not self._until.is_set():
@@ -193,10 +199,12 @@ class Follower:
             await self._saving
 
     async def _save_in_turn(self, position: Position) -> None:
-        """Save while the next batch is planned; often under load, now and then while nothing moves."""
-        quiet = _WHILE_QUIET if self._planner.was_quiet else _WHILE_BUSY
-        if self._clock.monotonic() - self._saved_at < quiet:
+        """Save while the next batch is planned; soon after events were planned, now and then while nothing moves."""
+        self._behind = self._behind or not self._planner.was_quiet
+        pace = _WHILE_BUSY if self._behind else _WHILE_QUIET
+        if self._clock.monotonic() - self._saved_at < pace:
             return
+        self._behind = False
         if self._saving is not None:
             await self._saving
         self._saved_at = self._clock.monotonic()
@@ -228,4 +236,5 @@ def watched_keys(tasks: Iterable[PlannedTask]) -> dict[Namespace, str | None]:
 
 def _may_resume(error: BaseException) -> bool:
     """Whether the position itself is not what was refused."""
-    return isinstance(error, TimeoutError) or is_passing(error)
+    fell_behind = isinstance(error, OperationFailure) and error.code == FELL_BEHIND
+    return not fell_behind and (isinstance(error, TimeoutError) or is_passing(error))

@@ -23,23 +23,33 @@ class Messenger:
     """Says and hears."""
 
     def __init__(
-        self, *, signals: Signals, instance_id: str, heard: Callable[[Signal], None], bus: Bus, clock: Clock
+        self,
+        *,
+        signals: Signals,
+        instance_id: str,
+        heard: Callable[[Signal], None],
+        missed: Callable[[], None],
+        bus: Bus,
+        clock: Clock,
     ) -> None:
         self._signals = signals
         self._instance_id = instance_id
         self._heard = heard
+        self._missed = missed
+        self._listening = asyncio.Event()
         self._bus = bus
         self._clock = clock
         self._to_say: dict[Topic, set[str]] = {}
         self._something_to_say = asyncio.Event()
         self._loops: list[asyncio.Task[None]] = []
 
-    async def start(self) -> None:
-        """Begin to listen."""
+    async def start(self, within: float) -> None:
+        """Begin to listen; returns when signals are heard, or that has taken too long."""
         parts = {"signals heard": self._listen, "signals said": self._speak}
         self._loops = [
             keep_running(name, run, bus=self._bus, clock=self._clock) for name, run in parts.items()
         ]
+        await self._clock.wait(self._listening, within)
 
     async def stop(self) -> None:
         """Say what is left, and end."""
@@ -73,6 +83,9 @@ class Messenger:
         while True:
             try:
                 await self._signals.open()
+                # Nobody knows what was said before, or while the cursor was broken.
+                self._missed()
+                self._listening.set()
                 while True:
                     for signal in await self._signals.next():
                         if signal.by != self._instance_id:

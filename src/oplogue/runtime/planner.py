@@ -34,7 +34,14 @@ from oplogue.runtime.bus import Bus
 from oplogue.runtime.office import Office
 from oplogue.runtime.parts import check_cancelled
 from oplogue.store.documents import key_of
-from oplogue.store.faults import StoreError, describe, is_passing, is_stalled
+from oplogue.store.faults import (
+    StoreError,
+    describe,
+    is_about_the_document,
+    is_passing,
+    is_stalled,
+    misses_index,
+)
 from oplogue.store.planning import Change, Planning
 from oplogue.store.plans import PlannedTask, Stamp
 from oplogue.store.stream import Batch, Event, Kind, Position
@@ -42,6 +49,8 @@ from oplogue.store.stream import Batch, Event, Kind, Position
 _MOST_IN_HAND = 20_000
 _BATCH = 2_000
 _PATIENT = timedelta(seconds=1)
+_PATIENT_PER_DOCUMENT = timedelta(milliseconds=2)
+_REFUSALS = 3
 _CAREFUL_FOR = 60.0
 _RETRY_HELD = 0.5
 
@@ -81,6 +90,7 @@ class Planner:
         wake: Callable[[Iterable[str]], None],
         reconcile: Callable[[Sequence[str]], Awaitable[None]],
         deleted: Callable[[Namespace, Iterable[Any]], None],
+        mend: Callable[[Namespace, Sequence[str]], Awaitable[None]],
         bound: timedelta,
         bus: Bus,
         clock: Clock,
@@ -93,6 +103,7 @@ class Planner:
         self._wake = wake
         self._reconcile = reconcile
         self._deleted = deleted
+        self._mend = mend
         self._bound = bound
         self._bus = bus
         self._clock = clock
@@ -113,10 +124,13 @@ class Planner:
         for event in batch.events:
             if event.source not in self._tasks and event.kind is not Kind.DATABASE_GONE:
                 continue
-            if event.kind is Kind.CHANGED:
-                self._in_hand.add(event.source, Change(event.id, event.time, event.time))
+            if event.kind in (Kind.CHANGED, Kind.INSERTED):
+                inserted = event.kind is Kind.INSERTED
+                self._in_hand.add(event.source, Change(event.id, event.time, event.time, inserted=inserted))
             elif event.kind is Kind.DELETED:
-                self._in_hand.add(event.source, Change(event.id, event.time, event.time, event.time))
+                self._in_hand.add(
+                    event.source, Change(event.id, event.time, event.time, deleted_at=event.time)
+                )
             else:
                 self._in_hand.disruptions.append(event)
         self._in_hand.position = batch.position
@@ -142,6 +156,25 @@ class Planner:
         for source, changes in taken.changes.items():
             await self._plan_source(source, changes)
         return self._planned_up_to(taken.position)
+
+    async def plan_range(
+        self,
+        tasks: list[PlannedTask],
+        selection: dict[str, Any],
+        ids: Callable[[], Awaitable[list[Any]]],
+        now: Any,
+    ) -> None:
+        """Plan a range of documents for a reconciliation, between batches; one by one where the range is refused."""
+        stamp = await self._again(lambda: self._planning.stamp(tasks, now, self._bound))
+        try:
+            await self._again(
+                lambda: self._planning.plan_where(tasks, selection, stamp, self._bound), but=is_stalled
+            )
+        except StoreError as error:
+            self._bus.emit("planner.batch_failed", count=0, error=describe(error))
+            changes = [Change(id_, now, now, inserted=True) for id_ in await self._again(ids)]
+            await self._plan_changes(tasks, changes, stamp)
+        self._wake(task.definition.task for task in tasks)
 
     async def _disrupted(self, event: Event) -> None:
         """A whole collection went or came; events of its single documents are not to be had."""
@@ -228,13 +261,18 @@ class Planner:
         if self._careful_until > self._clock.monotonic():
             await self._plan_carefully(tasks, batch, stamp)
             return
+        patience = self._patience(len(batch))
         try:
-            await self._plan_group(tasks, batch, stamp, _PATIENT)
+            await self._plan_group(tasks, batch, stamp, patience)
         except StoreError as error:
             if not is_stalled(error):
                 raise
-            await self._stalled(error, len(batch), _PATIENT)
+            await self._stalled(error, len(batch), patience)
             await self._plan_carefully(tasks, batch, stamp)
+
+    def _patience(self, count: int) -> timedelta:
+        """How long a statement over so many documents may take before somebody's transaction is suspected."""
+        return min(max(_PATIENT, count * _PATIENT_PER_DOCUMENT), self._bound)
 
     async def _stalled(self, error: StoreError, count: int, waited: timedelta) -> None:
         self._bus.emit("planner.batch_failed", count=count, error=describe(error))
@@ -247,6 +285,8 @@ class Planner:
         """Documents with a running record apart from the others: a handler's transaction may hold it for long."""
         source = tasks[0].definition.source
         names, ids = [task.definition.task for task in tasks], [change.id for change in batch]
+        # Unless this batch stalls too, the next one is planned as usual.
+        self._careful_until = 0.0
         running = await self._again(lambda: self._planning.running_among(source, names, ids, self._bound))
         free = [change for change in batch if key_of(change.id) not in running]
         if free:
@@ -271,13 +311,21 @@ class Planner:
     ) -> None:
         """Plan documents for tasks; what the server refuses is halved until it is one of each, and parked."""
         ids = [change.id for change in group]
+        leavers = [change.id for change in group if not change.inserted]
         try:
             await self._again(lambda: self._planning.plan(tasks, ids, stamp, bound), but=is_stalled)
             self._wake(task.definition.task for task in tasks)
-            await self._again(lambda: self._planning.mark_left(tasks, ids, stamp, bound), but=is_stalled)
+            if leavers:
+                await self._again(
+                    lambda: self._planning.mark_left(tasks, leavers, stamp, bound), but=is_stalled
+                )
         except StoreError as error:
             if is_passing(error):
                 raise
+            if misses_index(error):
+                await self._mend(tasks[0].definition.source, [task.definition.task for task in tasks])
+                self._hold(tasks[0].definition.source, group)
+                return
             await self._halve(tasks, group, stamp, bound, error)
 
     async def _halve(
@@ -297,8 +345,12 @@ class Planner:
             middle = len(tasks) // 2
             await self._plan_group(tasks[:middle], group, stamp, bound)
             await self._plan_group(tasks[middle:], group, stamp, bound)
-        else:
+        elif is_about_the_document(error) or group[0].refusals >= _REFUSALS:
             await self._park(tasks[0], group[0], stamp, error)
+        else:
+            # Perhaps it is the server's fault, and passes.
+            group[0].refusals += 1
+            self._hold(tasks[0].definition.source, group)
 
     async def _park(self, task: PlannedTask, change: Change, stamp: Stamp, error: StoreError) -> None:
         said = describe(error)

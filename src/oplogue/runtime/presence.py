@@ -51,6 +51,8 @@ class Presence:
         self._bus = bus
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
+        self.alone = False
+        """Whether no other instance is known to be alive: nobody listens to signals."""
 
     async def start(self) -> None:
         """Announce, then go on announcing."""
@@ -75,6 +77,7 @@ class Presence:
 
     async def _announce(self) -> None:
         others = [live for live in await self._instances.live() if live.id != self._instance_id]
+        self.alone = not others
         carried = {one.hash for live in others for one in live.carries.values()}
         # The gates first: no instance with old code may claim what is about to be reprocessed.
         await self._set_gates(others)

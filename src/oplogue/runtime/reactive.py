@@ -24,7 +24,7 @@ from oplogue.runtime.settings import Settings
 from oplogue.runtime.work import Ended, Kind
 from oplogue.store import Session
 from oplogue.store.documents import Seen, SourceDocuments, key_of
-from oplogue.store.tasks import Look, Suspect, TaskRecords
+from oplogue.store.tasks import Look, Suspect, TaskRecords, Wanted
 
 _GROUPS = (32, 4, 1)
 """How many suspects are claimed together, by how often they lost their lease."""
@@ -84,7 +84,7 @@ class ReactiveSource:
 
     # -- claiming
 
-    async def look(self, names: Sequence[str], wanted: Mapping[str, int]) -> Look:
+    async def look(self, names: Sequence[str], wanted: Mapping[str, Wanted]) -> Look:
         """The agenda, and the first due records."""
         return await self._records.look(names, wanted)
 

@@ -153,6 +153,7 @@ class LoopRenewal(_Renewing):
 
     def start(self) -> None:
         """Begin."""
+        self._bus.emit("lease.renewed_in_loop")
         self._task = keep_running("lease renewal", self._run, bus=self._bus, clock=self._clock)
 
     async def stop(self) -> None:

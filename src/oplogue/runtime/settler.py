@@ -15,7 +15,6 @@ from oplogue.clock import Clock
 from oplogue.model.definition import Namespace
 from oplogue.model.outcomes import Raised
 from oplogue.runtime.bus import Bus
-from oplogue.runtime.context import Run
 from oplogue.runtime.parts import end, keep_running
 from oplogue.runtime.work import Ended, Source
 from oplogue.store.faults import StoreError, describe, is_passing
@@ -28,7 +27,7 @@ class Settler:
     """What has ended and is not written yet."""
 
     def __init__(
-        self, *, sources: Sequence[Source], settled: Callable[[Sequence[Run]], None], bus: Bus, clock: Clock
+        self, *, sources: Sequence[Source], settled: Callable[[Sequence[Ended]], None], bus: Bus, clock: Clock
     ) -> None:
         self._sources = tuple(sources)
         self._settled = settled
@@ -96,7 +95,7 @@ class Settler:
         self.unsettled -= len(group)
         self._measure(len(group))
         self._wrote.set()
-        self._settled([ended.run for ended in group])
+        self._settled(group)
         return True
 
     async def _write(self, source: Source, group: list[Ended]) -> None:

@@ -114,6 +114,7 @@ class Supervisor:
             signals=Signals(client, self._globals, patience=_PATIENCE, bound=settings.bound),
             instance_id=settings.instance_id,
             heard=self._heard,
+            missed=self._missed_signals,
             bus=bus,
             clock=clock,
         )
@@ -145,7 +146,8 @@ class Supervisor:
             await self._check(task.definition)
         await self._ensure_indexes()
         await self._presence.start()
-        await self._messenger.start()
+        await self._messenger.start(self._settings.bound.total_seconds())
+        self._messenger.say(Topic.PRESENCE)
         await self.janitor.start()
         self._renewal.start()
         await self._executor.start()
@@ -256,11 +258,18 @@ class Supervisor:
     def _wake(self, names: Iterable[str]) -> None:
         told = set(names)
         self._executor.wake(told)
-        self._messenger.say(Topic.WORK, told)
+        if not self._presence.alone:
+            self._messenger.say(Topic.WORK, told)
 
     def _tell_redefined(self) -> None:
         self._redefined.set()
         self._messenger.say(Topic.DEFINITIONS)
+
+    def _missed_signals(self) -> None:
+        """Anything may have been said: look once, stand for election once."""
+        self._executor.wake(task.name for task in self._tasks)
+        self._redefined.set()
+        self._leader.vacated()
 
     def _heard(self, signal: Signal) -> None:
         match signal.topic:
@@ -268,6 +277,8 @@ class Supervisor:
                 self._executor.wake(signal.tasks)
             case Topic.DEFINITIONS:
                 self._redefined.set()
+            case Topic.PRESENCE:
+                self._presence.alone = False
             case Topic.VACANCY:
                 self._leader.vacated()
 
@@ -309,6 +320,7 @@ class Supervisor:
             wake=self._wake,
             reconcile=self._reconcile,
             deleted=self.janitor.deleted,
+            mend=self._mend,
             bound=self._settings.bound,
             bus=self._bus,
             clock=self._clock,
@@ -319,7 +331,7 @@ class Supervisor:
             office=office,
             planner=planner,
             leadership=self._leadership,
-            background=self._reconciler(stored, planning, office),
+            background=self._reconciler(stored, planner, office),
             history_lost=self._history_lost,
             bound=self._settings.bound,
             bus=self._bus,
@@ -371,17 +383,25 @@ class Supervisor:
             clock=self._clock,
         )
 
+    async def _mend(self, source: Namespace, names: Sequence[str]) -> None:
+        """Somebody dropped the records: their indexes are made again, and all documents planned again."""
+        records = TaskRecords(self._client, source, globals_=self._globals, bound=self._settings.bound)
+        await records.ensure_indexes()
+        await self._reconcile(names)
+
     async def _reconcile(self, names: Sequence[str]) -> None:
         await self._definitions.to_be_reconciled(names)
         self._redefined.set()
 
-    def _reconciler(self, stored: Sequence[StoredTask], planning: Planning, office: Office) -> Reconciler:
+    def _reconciler(self, stored: Sequence[StoredTask], planner: Planner, office: Office) -> Reconciler:
         async def plan(tasks: Sequence[StoredTask], following: Range) -> None:
-            planned = [task.planned for task in tasks]
-            event = await operation_time(self._client, bound=self._settings.bound)
-            stamp = await planning.stamp(planned, event, self._settings.bound)
-            await planning.plan_where(planned, following.selection(), stamp, self._settings.bound)
-            self._wake(task.name for task in tasks)
+            source = tasks[0].planned.definition.source
+
+            async def ids() -> list[Any]:
+                return await self._scans.ids(source, following)
+
+            now = await operation_time(self._client, bound=self._settings.bound)
+            await planner.plan_range([task.planned for task in tasks], following.selection(), ids, now)
 
         return Reconciler(
             tasks=[task for task in stored if not task.reconciled],

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from oplogue.model.definition import Namespace
 from oplogue.model.outcomes import Outcome
 from oplogue.runtime.context import Run
-from oplogue.store.tasks import Look
+from oplogue.store.tasks import Look, Wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Source(Protocol):
         """The tasks of this source."""
         ...
 
-    async def look(self, names: Sequence[str], wanted: Mapping[str, int]) -> Look:
+    async def look(self, names: Sequence[str], wanted: Mapping[str, Wanted]) -> Look:
         """The agenda of these tasks, and the first due records of those that are wanted."""
         ...
 

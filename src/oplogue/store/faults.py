@@ -25,13 +25,17 @@ from oplogue.store.fields import document_in, list_in
 Result = TypeVar("Result")
 
 HISTORY_LOST = 286
+FELL_BEHIND = 136
+"""A cursor over a capped collection, the oplog among them, was overtaken."""
 NAMESPACE_EXISTS = 48
 
 # Interrupted, step-downs, no primary, snapshots gone, write conflicts: the same statement may go through later.
 _PASSING = {
-    6, 7, 11, 24, 43, 50, 64, 83, 89, 91, 112, 117, 133, 134, 148, 175, 189, 202, 203, 225, 237, 251, 262, 290,
+    6, 7, 11, 24, 43, 50, 64, 83, 89, 91, 112, 117, 133, 134, 136, 148, 175, 189, 202, 203, 225, 237, 251, 262, 290,
     317, 358, 384, 402, 9001, 10058, 10107, 11600, 11601, 11602, 13388, 13435, 13436,
 }  # fmt: skip
+_DOCUMENTS = {10334, 17419, 17420, 51132}
+_NO_UNIQUE_INDEX = 51183
 _PRIVILEGES = {13, 18, 8000}
 
 StoreError = PyMongoError
@@ -61,6 +65,16 @@ def _failed_writes(error: BulkWriteError) -> list[dict[str, Any]]:
 def is_refusal(error: BaseException) -> bool:
     """Whether the server understood the statement and will never take it."""
     return isinstance(error, OperationFailure) and not is_passing(error) and not is_forbidden(error)
+
+
+def is_about_the_document(error: BaseException) -> bool:
+    """Whether it is the document that can't be planned: too large, or an id that no merge takes."""
+    return isinstance(error, OperationFailure) and error.code in _DOCUMENTS
+
+
+def misses_index(error: BaseException) -> bool:
+    """Whether our own collection of records was dropped, and its unique index with it."""
+    return isinstance(error, OperationFailure) and error.code == _NO_UNIQUE_INDEX
 
 
 def is_forbidden(error: BaseException) -> bool:
@@ -107,6 +121,7 @@ async def persisting(
 
 
 __all__ = [
+    "FELL_BEHIND",
     "HISTORY_LOST",
     "NAMESPACE_EXISTS",
     "DuplicateKeyError",
@@ -114,10 +129,12 @@ __all__ = [
     "StoreError",
     "WriteConcernError",
     "describe",
+    "is_about_the_document",
     "is_closed",
     "is_forbidden",
     "is_passing",
     "is_refusal",
     "is_stalled",
+    "misses_index",
     "persisting",
 ]

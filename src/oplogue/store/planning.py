@@ -21,6 +21,7 @@ from oplogue.store.expressions import NOW, first_set, literal, merged
 from oplogue.store.plans import PlannedTask, Stamp
 
 _GONE = 2_000
+_FEW = 100
 _COULD_NOT = "could not be planned: "
 
 
@@ -33,6 +34,9 @@ class Change:
     """The first of its events in hand: the position may not pass it."""
     last: Timestamp
     deleted_at: Timestamp | None = None
+    inserted: bool = False
+    """Nothing but its insertion happened: it can't have left a filter."""
+    refusals: int = 0
 
     def later(self, other: Change) -> None:
         """Take in another event of the same document."""
@@ -40,6 +44,8 @@ class Change:
         self.last = max(self.last, other.last)
         if other.deleted_at is not None:
             self.deleted_at = other.deleted_at
+        self.inserted = False
+        self.refusals = max(self.refusals, other.refusals)
 
 
 class Planning:
@@ -118,11 +124,16 @@ class Planning:
         if not by_name:
             return
         recorded: dict[str, list[Any]] = {}
-        known = {"sourceDocId": {"$in": list(ids)}, "task": {"$in": list(by_name)}}
+        known: dict[str, Any] = {"sourceDocId": {"$in": list(ids)}, "task": {"$in": list(by_name)}}
+        if len(ids) <= _FEW:
+            # What this batch's plan has just written did match. Of many the covered query is cheaper.
+            known["oplogue.event"] = {"$ne": stamp.event}
         with bounded(bound):
             records = ours(self._client, source.tasks)
             fields = {"_id": 0, "sourceDocId": 1, "task": 1}
-            async for row in records.find(known, fields, session=self._session):
+            async for row in records.find(
+                known, fields, session=self._session, batch_size=len(ids) * len(by_name) + 1
+            ):
                 recorded.setdefault(row["task"], []).append(row["sourceDocId"])
         if recorded:
             candidates = [(by_name[name], found) for name, found in recorded.items()]

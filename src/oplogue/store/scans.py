@@ -66,6 +66,12 @@ class Scans:
             rest = await ours(self._client, source).count_documents(start, limit=size)
         return Range(after, None, rest)
 
+    async def ids(self, source: Namespace, within: Range) -> list[Any]:
+        """The ids of a range, for planning it document by document."""
+        with bounded(self._bound):
+            found = await ours(self._client, source).find(within.selection(), {"_id": 1}).to_list()
+        return [document["_id"] for document in found]
+
     async def estimate(self, source: Namespace) -> int:
         """About how many documents there are."""
         with bounded(self._bound):

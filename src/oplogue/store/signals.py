@@ -31,6 +31,7 @@ class Topic(StrEnum):
     DEFINITIONS = "definitions"
     CONTROLS = "controls"
     VACANCY = "vacancy"
+    PRESENCE = "presence"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +61,13 @@ class Signals:
             await ours(self._client, self._place, acknowledge=FIRE_AND_KNOW).insert_one(document)
 
     async def open(self) -> None:
-        """Wait at the end of what was said so far; creates or repairs the collection."""
+        """Wait at the end of what was said so far, which is not heard; creates or repairs the collection."""
         await self.close()
         await self._ensure()
         self._session = self._client.start_session()
         find: dict[str, Any] = {"find": self._place.collection, "tailable": True, "awaitData": True}
-        with bounded(self._bound):
+        # Not `bounded`: the driver would wait at the end for as long as the bound, instead of a millisecond.
+        async with asyncio.timeout(self._bound.total_seconds()):
             cursor = await self._command(find)
             while cursor["id"] and cursor.get("nextBatch", cursor.get("firstBatch")):
                 cursor = await self._more(int(cursor["id"]), timedelta(milliseconds=1))

@@ -33,7 +33,10 @@ from oplogue.store.fields import document_in
 
 BATCH = 2_000
 _CODEC: CodecOptions[Document] = CodecOptions(
-    tz_aware=True, datetime_conversion=DatetimeConversion.DATETIME_AUTO
+    tz_aware=True,
+    datetime_conversion=DatetimeConversion.DATETIME_AUTO,
+    # An id that is no text must not kill the stream, again on every restart.
+    unicode_decode_error_handler="replace",
 )
 _WHOLE = ("insert", "replace", "delete")
 _TIMESTAMP_IN_TOKEN = 0x82
@@ -43,6 +46,7 @@ _NO_KEY: Document = {}
 class Kind(Enum):
     """What an event may mean to the planner."""
 
+    INSERTED = "inserted"
     CHANGED = "changed"
     DELETED = "deleted"
     COLLECTION_GONE = "collection gone"
@@ -52,7 +56,7 @@ class Kind(Enum):
 
 
 _KINDS = {
-    "insert": Kind.CHANGED,
+    "insert": Kind.INSERTED,
     "update": Kind.CHANGED,
     "replace": Kind.CHANGED,
     "delete": Kind.DELETED,
@@ -123,7 +127,7 @@ class ChangeStream:
         bound: timedelta,
     ) -> None:
         self._client = client
-        self._database: Database = client.get_database(database or "admin", codec_options=_CODEC)
+        self._database: Database = client.get_database(database or "admin")
         self._whole_cluster = database is None
         self._pipeline = list(pipeline)
         self._patience = patience
@@ -140,13 +144,13 @@ class ChangeStream:
             stage["startAfter"] = position.token
         else:
             stage["startAtOperationTime"] = position.time
-        command = {
+        command: dict[str, Any] = {
             "aggregate": 1,
             "pipeline": [{"$changeStream": stage}, *self._pipeline],
             "cursor": {"batchSize": BATCH},
         }
         with bounded(self._bound):
-            answer = await self._database.command(command, session=self._session)
+            answer = await self._command(command)
         return self._batch(answer["cursor"], "firstBatch")
 
     async def next(self) -> Batch:
@@ -154,7 +158,7 @@ class ChangeStream:
         if not self._cursor:
             # After an invalidation the server closes the cursor with its last answer; it is opened again behind it.
             raise OperationFailure("the change stream's cursor is closed", code=43)
-        command = {
+        command: dict[str, Any] = {
             "getMore": Int64(self._cursor),
             "collection": "$cmd.aggregate",
             "batchSize": BATCH,
@@ -162,8 +166,12 @@ class ChangeStream:
         }
         # An answer is due after the patience, with or without events: silence means that the stream is broken.
         async with asyncio.timeout((self._patience + self._bound).total_seconds()):
-            answer = await self._database.command(command, session=self._session)
+            answer = await self._command(command)
         return self._batch(answer["cursor"], "nextBatch")
+
+    async def _command(self, command: dict[str, Any]) -> Document:
+        # The codec goes with each command: the database's own does not count for them.
+        return await self._database.command(command, codec_options=_CODEC, session=self._session)
 
     async def close(self) -> None:
         """Let the server forget the cursor."""

@@ -49,6 +49,15 @@ INDEXES = (
 _EQUAL_INDEX_EXISTS = 85
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How many of a task's first due records to ask for."""
+
+    limit: int
+    since: datetime | None = None
+    """Only those due from then on: spares the scan of what a flood of claims left in the index."""
+
+
 @dataclass(slots=True)
 class Look:
     """What a look at the records found."""
@@ -59,6 +68,8 @@ class Look:
     """The server's time; None where nothing is pending."""
     due: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
     """Ids of due records of the tasks that were asked for, in the order of their due times."""
+    reached: dict[str, datetime] = field(default_factory=dict[str, datetime])
+    """For each task, the due time of the last of those."""
     controls: Mapping[str, Control] = field(default_factory=dict[str, Control])
     """What holds tasks back in the whole cluster."""
 
@@ -95,20 +106,22 @@ class TaskRecords:
                 if error.code != _EQUAL_INDEX_EXISTS:
                     raise
 
-    async def look(self, tasks: Sequence[str], wanted: Mapping[str, int]) -> Look:
+    async def look(self, tasks: Sequence[str], wanted: Mapping[str, Wanted]) -> Look:
         """The agenda of these tasks, and the first due records of those in ``wanted``, in one round trip."""
         look = Look()
         pipeline = look_pipeline(self.source.tasks, tasks, wanted)
+        rows = len(tasks) + sum(want.limit for want in wanted.values()) + 2
         beside = self._globals.database == self.source.database
         if beside:
             pipeline.append(_with_controls(self._globals))
         with bounded(self._bound):
-            async for row in await self._records.aggregate(pipeline):
+            async for row in await self._records.aggregate(pipeline, batchSize=rows):
                 if "at" in row:
                     look.now = aware(row["now"])
                     look.next_at[row["_id"]] = aware(row["at"])
                 elif "task" in row:
                     look.due[row["task"]].append(row["_id"])
+                    look.reached[row["task"]] = aware(row["nextRunAt"])
                 else:
                     look.controls = read_controls(row)
         if not beside and look.next_at:
@@ -140,7 +153,7 @@ class TaskRecords:
             # The answer is unknown: only the read below can tell, and repeating the update could take more.
         with bounded(self._bound):
             owned = {"_id": {"$in": list(ids)}, "oplogue.token": token}
-            documents = await self._records.find(owned, _CLAIMED_FIELDS).to_list()
+            documents = await self._records.find(owned, _CLAIMED_FIELDS, batch_size=len(ids) + 1).to_list()
         order = {id_: place for place, id_ in enumerate(map(_hashable, ids))}
         documents.sort(key=lambda document: order.get(_hashable(document["_id"]), 0))
         return [_claimed(document, token) for document in documents]
@@ -212,7 +225,7 @@ class TaskRecords:
 
 
 def look_pipeline(
-    records: Namespace, tasks: Sequence[str], wanted: Mapping[str, int]
+    records: Namespace, tasks: Sequence[str], wanted: Mapping[str, Wanted]
 ) -> list[dict[str, Any]]:
     """The agenda is a distinct scan of the due index; each task's first due records are a bounded range of it."""
     agenda: list[dict[str, Any]] = [
@@ -226,17 +239,22 @@ def look_pipeline(
             "$unionWith": {
                 "coll": records.collection,
                 "pipeline": [
-                    {"$match": {"status": Status.PENDING, "task": task, **_HAS_DATE, **_DUE}},
+                    {"$match": {"status": Status.PENDING, "task": task, **_due_since(want.since)}},
                     {"$sort": {"nextRunAt": 1}},
-                    {"$limit": limit},
-                    {"$project": {"task": 1}},
+                    {"$limit": want.limit},
+                    {"$project": {"task": 1, "nextRunAt": 1}},
                 ],
             }
         }
-        for task, limit in wanted.items()
-        if limit > 0
+        for task, want in wanted.items()
+        if want.limit > 0
     ]
     return agenda + due
+
+
+def _due_since(since: datetime | None) -> dict[str, Any]:
+    floor = {} if since is None else {"$gte": since}
+    return {"nextRunAt": {"$type": "date", **floor}, **_DUE}
 
 
 def _with_controls(globals_: Namespace) -> dict[str, Any]:
