@@ -123,6 +123,7 @@ class TaskRecords:
                     look.due[row["task"]].append(row["_id"])
                     look.reached[row["task"]] = aware(row["nextRunAt"])
                 else:
+                    look.now = aware(row["now"])
                     look.controls = read_controls(row)
         if not beside and look.next_at:
             look.controls = await self._controls.all()
@@ -227,29 +228,34 @@ class TaskRecords:
 def look_pipeline(
     records: Namespace, tasks: Sequence[str], wanted: Mapping[str, Wanted]
 ) -> list[dict[str, Any]]:
-    """The agenda is a distinct scan of the due index; each task's first due records are a bounded range of it."""
-    agenda: list[dict[str, Any]] = [
+    """The agenda is a distinct scan of the due index; each task's first due records are a bounded range of it.
+
+    While all looks come back full nobody sleeps, so nobody needs the agenda: it is left out.
+    """
+    parts = [_first_due(task, want) for task, want in wanted.items() if want.limit > 0]
+    flooded = len(parts) == len(tasks) and all(want.since is not None for want in wanted.values())
+    if not flooded:
+        parts.insert(0, _agenda(tasks))
+    first, *others = parts
+    return first + [{"$unionWith": {"coll": records.collection, "pipeline": other}} for other in others]
+
+
+def _agenda(tasks: Sequence[str]) -> list[dict[str, Any]]:
+    return [
         {"$match": {"status": Status.PENDING, "task": {"$in": list(tasks)}, **_HAS_DATE}},
         {"$sort": {"status": 1, "task": 1, "nextRunAt": 1}},
         {"$group": {"_id": "$task", "at": {"$first": "$nextRunAt"}}},
         {"$set": {"now": NOW}},
     ]
-    due = [
-        {
-            "$unionWith": {
-                "coll": records.collection,
-                "pipeline": [
-                    {"$match": {"status": Status.PENDING, "task": task, **_due_since(want.since)}},
-                    {"$sort": {"nextRunAt": 1}},
-                    {"$limit": want.limit},
-                    {"$project": {"task": 1, "nextRunAt": 1}},
-                ],
-            }
-        }
-        for task, want in wanted.items()
-        if want.limit > 0
+
+
+def _first_due(task: str, want: Wanted) -> list[dict[str, Any]]:
+    return [
+        {"$match": {"status": Status.PENDING, "task": task, **_due_since(want.since)}},
+        {"$sort": {"nextRunAt": 1}},
+        {"$limit": want.limit},
+        {"$project": {"task": 1, "nextRunAt": 1}},
     ]
-    return agenda + due
 
 
 def _due_since(since: datetime | None) -> dict[str, Any]:
@@ -258,7 +264,12 @@ def _due_since(since: datetime | None) -> dict[str, Any]:
 
 
 def _with_controls(globals_: Namespace) -> dict[str, Any]:
-    return {"$unionWith": {"coll": globals_.collection, "pipeline": [{"$match": {"_id": CONTROLS}}]}}
+    return {
+        "$unionWith": {
+            "coll": globals_.collection,
+            "pipeline": [{"$match": {"_id": CONTROLS}}, {"$set": {"now": NOW}}],
+        }
+    }
 
 
 def _alike(transitions: Mapping[Any, Transition]) -> list[dict[Any, Transition]]:
