@@ -30,6 +30,9 @@ from oplogue.store.batches import Execute, Transform, process_in_batches
 from oplogue.store.connection import check_uri, make_client
 from oplogue.store.transactions import with_transaction
 
+SUPERVISED = "OPLOGUE_PROCESS"
+"""Set by `oplogue worker` for each of its processes: its number, where there are several."""
+
 HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
@@ -75,6 +78,7 @@ class App:
             globals_collection=globals_collection,
             monitoring=monitoring or Monitoring(),
             task_filter=task_filter,
+            supervised=SUPERVISED in os.environ,
             middleware=(middleware,) if callable(middleware) else tuple(middleware),
         )
         self._clock = Clock()
@@ -372,9 +376,11 @@ def _database_name(uri: str | None, client: Client | None, database: str | None)
 def _instance_id(value: str | None) -> str:
     if value is None:
         return uuid.uuid4().hex[:12]
+    # Several processes of one worker run the same code: each is an instance of its own.
+    number = os.environ.get(SUPERVISED, "")
     if not isinstance(value, str) or not value.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigurationError("not a name", option="instance_id", value=value, expected="a non-empty text")
-    return value
+    return f"{value}-{number}" if number else value
 
 
 def _concurrency(value: int) -> int:

@@ -22,4 +22,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         print(f"oplogue: {error.name} is missing; pip install 'oplogue[cli]'", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:  # while modules are read
+        sys.exit(130)
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))

@@ -33,6 +33,22 @@ def docs(text: str) -> int:
     return value
 
 
+def processes(text: str) -> int:
+    """How many processes to run."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if not 1 <= value <= 256:
+        raise ConfigurationError(
+            "not a number of processes",
+            option="--processes",
+            value=text,
+            expected="a whole number from 1 to 256",
+        )
+    return value
+
+
 def uri(text: str) -> str:
     """Where a MongoDB is."""
     from oplogue.store.connection import check_uri

@@ -58,6 +58,8 @@ class Run:
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     document: Any = None
     claimed_at: float = 0.0
+    deadline: float | None = None
+    """When its task's timeout passes, once it runs: renewal ends then."""
     lost: bool = False
     timed_out: bool = False
     deferral: Moment | None = None

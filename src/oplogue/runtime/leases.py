@@ -46,11 +46,13 @@ class LeaseBook:
 
     def fading(self) -> dict[Namespace, dict[Any, list[Any]]]:
         """Ids by collection and token of the records whose lease is a third through."""
-        horizon = self._clock.monotonic() + self._lease * 2 / 3
+        now = self._clock.monotonic()
+        horizon = now + self._lease * 2 / 3
         owned: dict[Namespace, dict[Any, list[Any]]] = defaultdict(lambda: defaultdict(list))
         with self._lock:
             for key, run in self._held.items():
-                if self._trusted_until[key] <= horizon:
+                timed_out = run.deadline is not None and run.deadline <= now
+                if self._trusted_until[key] <= horizon and not timed_out:
                     owned[run.definition.source][key[0]].append(key[1])
         return owned
 
@@ -63,6 +65,15 @@ class LeaseBook:
                     if (token, id_) in self._trusted_until and (token, id_) not in gone:
                         self._trusted_until[token, id_] = asked_at + self._lease
             return [self._held[key] for key in gone if key in self._held]
+
+    def blocking(self, grace: float) -> Run | None:
+        """A run whose timeout passed so long ago that the event loop, which should have ended it, is blocked."""
+        latest = self._clock.monotonic() - grace
+        with self._lock:
+            for run in self._held.values():
+                if run.deadline is not None and run.deadline <= latest and not run.timed_out:
+                    return run
+        return None
 
     def expired(self) -> list[Run]:
         """Runs whose lease has passed without a renewal."""

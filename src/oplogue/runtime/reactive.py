@@ -203,6 +203,7 @@ class ReactiveSource:
 
     def _time_out(self, run: Run, seconds: float) -> asyncio.TimerHandle:
         task = asyncio.current_task()
+        run.deadline = self._clock.monotonic() + seconds
 
         def expire() -> None:
             run.timed_out = True

@@ -14,6 +14,8 @@ reclaimed is still ours.
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import threading
 from collections.abc import Callable
 from typing import Protocol
@@ -27,12 +29,15 @@ from oplogue.runtime.office import Office
 from oplogue.runtime.parts import end, keep_running
 from oplogue.runtime.settings import Settings
 from oplogue.store import Client
-from oplogue.store.connection import make_blocking_client
+from oplogue.store.connection import BlockingClient, make_blocking_client
 from oplogue.store.faults import StoreError, describe
 from oplogue.store.leadership import renew as renew_leadership
 from oplogue.store.leadership import renew_blocking as renew_leadership_blocking
 from oplogue.store.renewals import Lost, Owned, renew, renew_blocking
 
+BLOCKED = 70
+"""The exit code of a process that a handler blocked for good."""
+_LOGGER = logging.getLogger("oplogue.lease")
 _BEATS = 6
 """Renewal is thought of so many times in a lease; each lease is renewed when a third of it has passed."""
 
@@ -90,7 +95,7 @@ class _Renewing:
         if expired:
             self._lost(expired)
 
-    def _failed(self, error: StoreError) -> None:
+    def _failed(self, error: Exception) -> None:
         self._bus.emit("lease.renewal_failed", error=describe(error))
 
 
@@ -117,28 +122,41 @@ class ThreadRenewal(_Renewing):
     def _run(self) -> None:
         assert self._uri is not None
         with make_blocking_client(self._uri) as client:
-            bound = self._settings.bound
             while not self._stopping.wait(self._beat):
-                office = self._office_due()
-                if office is not None:
-                    asked_at = self._clock.monotonic()
-                    try:
-                        kept = renew_leadership_blocking(
-                            client, self._globals, office.term, self._settings.lease, bound
-                        )
-                    except StoreError as error:
-                        self._tell(self._failed, error)
-                    else:
-                        office.answered(kept, asked_at)
-                for source, owned in self._book.fading().items():
-                    asked_at = self._clock.monotonic()
-                    try:
-                        lost = renew_blocking(client, source, owned, self._settings.lease, bound)
-                    except StoreError as error:
-                        self._tell(self._failed, error)
-                    else:
-                        self._tell(self._noted, owned, lost, asked_at)
+                try:
+                    self._renew_office(client)
+                    self._renew_records(client)
+                except Exception as error:  # noqa: BLE001 - without this thread every lease is lost
+                    self._tell(self._failed, error)
                 self._tell(self._give_up_expired)
+                self._end_if_blocked()
+
+    def _renew_office(self, client: BlockingClient) -> None:
+        office, asked_at = self._office_due(), self._clock.monotonic()
+        if office is None:
+            return
+        settings = self._settings
+        kept = renew_leadership_blocking(client, self._globals, office.term, settings.lease, settings.bound)
+        office.answered(kept, asked_at)
+
+    def _renew_records(self, client: BlockingClient) -> None:
+        for source, owned in self._book.fading().items():
+            asked_at = self._clock.monotonic()
+            lost = renew_blocking(client, source, owned, self._settings.lease, self._settings.bound)
+            self._tell(self._noted, owned, lost, asked_at)
+
+    def _end_if_blocked(self) -> None:
+        """A handler that blocks the event loop past its timeout can't be ended; a supervised process can."""
+        if not self._settings.supervised:
+            return
+        run = self._book.blocking(grace=max(self._settings.bound.total_seconds(), 1.0))
+        if run is not None:
+            task, limit = run.definition.task, run.definition.timeout
+            _LOGGER.critical(
+                "task %s blocks the event loop past its timeout of %s: ending the process", task, limit
+            )
+            logging.shutdown()
+            os._exit(BLOCKED)
 
     def _tell(self, what: Callable[..., None], *arguments: object) -> None:
         assert self._loop is not None

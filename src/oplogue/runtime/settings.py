@@ -33,6 +33,8 @@ class Settings:
     monitoring: Monitoring
     task_filter: TaskFilter | None = None
     middleware: Sequence[Middleware] = ()
+    supervised: bool = False
+    """A parent starts this process again when it ends: so it ends itself when a handler blocks it for good."""
 
     @property
     def bound(self) -> timedelta:

@@ -31,6 +31,7 @@ Document = dict[str, Any]
 Collection = AsyncCollection[Document]
 Client = AsyncMongoClient[Document]
 Database = AsyncDatabase[Document]
+BlockingClient = MongoClient[Document]
 
 MAJORITY = WriteConcern("majority")
 FIRE_AND_KNOW = WriteConcern(1)
@@ -59,7 +60,7 @@ def make_client(uri: str) -> Client:
     return AsyncMongoClient(uri, **_settings(uri), driver=DriverInfo("oplogue"))
 
 
-def make_blocking_client(uri: str) -> MongoClient[Document]:
+def make_blocking_client(uri: str) -> BlockingClient:
     """A client for the thread that renews leases: one connection is enough."""
     settings: dict[str, Any] = {**_settings(uri), "maxpoolsize": 2}
     return MongoClient[Document](uri, **settings, driver=DriverInfo("oplogue"))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from oplogue.cli import options
+from oplogue.cli.processes import run_processes
 from oplogue.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -21,9 +24,18 @@ def worker(
     target: Annotated[
         str, typer.Argument(metavar="MODULE:APP", help="Where the App is: shop.tasks:app, say.")
     ],
+    processes: Annotated[
+        str, typer.Option("--processes", metavar="N", help="How many processes; one that dies starts again.")
+    ] = "1",
 ) -> int:
     """Run the tasks of an app. SIGTERM and Ctrl-C stop it gracefully, a second one at once."""
+    from oplogue.app import SUPERVISED
+
+    count = options.processes(processes)
     app = find_app(target)
+    if SUPERVISED not in os.environ:
+        # Found here first, so that a mistake in the target is told once and nothing is started again and again.
+        return run_processes(target, count)
     if not logging.getLogger().handlers:
         logging.basicConfig(format=_FORMAT, level=logging.INFO)
     app.run()
