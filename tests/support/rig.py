@@ -5,7 +5,8 @@ Time is moved by editing records (`age`, `make_due`), never by waiting.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypedDict, Unpack
 
@@ -14,7 +15,7 @@ from pymongo import AsyncMongoClient
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 
-from oplogue.model.definition import Namespace, define_task
+from oplogue.model.definition import Namespace, Task, define_task
 from oplogue.model.durations import DurationLike
 from oplogue.model.record import ClaimedRecord
 from oplogue.model.retry import RetryPolicy
@@ -78,6 +79,10 @@ class Rig:
 
         async def handler(ctx: Context) -> None: ...
 
+        return planned(self.define(handler, name, **options).definition)
+
+    def define(self, handler: Callable[..., Any], name: str = "sync", **options: Unpack[TaskOptions]) -> Task:
+        """The same task, with a handler to run."""
         task = define_task(
             handler,
             context_type=Context,
@@ -95,7 +100,7 @@ class Rig:
             concurrency=None,
             priority=0,
         )
-        return planned(task.definition.located(self.db.name))
+        return replace(task, definition=task.definition.located(self.db.name))
 
     # -- time
 
