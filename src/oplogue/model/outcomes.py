@@ -24,9 +24,10 @@ class Succeeded:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """The document is gone or no longer matches."""
+    """The document is gone or no longer matches; or the handler itself said that its condition has failed."""
 
     duration_ms: int
+    outside: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,10 @@ def decide(outcome: Outcome, record: ClaimedRecord, definition: TaskDefinition, 
     match outcome:
         case Succeeded(duration_ms):
             return states.completed(duration_ms=duration_ms, debounce=debounce, history_limit=limit)
-        case Skipped(duration_ms):
-            return states.skipped(duration_ms=duration_ms, debounce=debounce, history_limit=limit)
+        case Skipped(duration_ms, outside):
+            return states.skipped(
+                outside=outside, duration_ms=duration_ms, debounce=debounce, history_limit=limit
+            )
         case Moved(duration_ms, values):
             return states.moved(values, duration_ms=duration_ms, debounce=debounce, history_limit=limit)
         case Raised():

@@ -114,6 +114,8 @@ class Transition:
     duration_ms: int = 0
     history_limit: int = 5
     error: str | None = None
+    leaves: bool = False
+    """Skipped: the document was found outside, so that its return must be noticed."""
     values: dict[str, Any] | None = None
     """Moved: the watched values that the check read."""
 
@@ -139,11 +141,12 @@ def completed(*, duration_ms: int, debounce: timedelta, history_limit: int) -> T
     )
 
 
-def skipped(*, duration_ms: int, debounce: timedelta, history_limit: int) -> Transition:
-    """The document is gone or outside the filter: done, and marked as left, so that its return is noticed."""
+def skipped(*, duration_ms: int, debounce: timedelta, history_limit: int, outside: bool = True) -> Transition:
+    """Nothing to do for this state. A document that is outside is marked as left, so that its return is noticed."""
     return Transition(
         Reason.SKIPPED,
         Status.COMPLETED,
+        leaves=outside,
         again_in=debounce,
         duration_ms=duration_ms,
         history_limit=history_limit,

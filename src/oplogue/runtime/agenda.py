@@ -59,14 +59,23 @@ class Agenda:
         """Claim none of this task for so long."""
         self._throttled_until[name] = self._clock.monotonic() + seconds
 
+    def unthrottle(self, name: str) -> None:
+        """Claim of this task again."""
+        self._throttled_until.pop(name, None)
+
+    def is_full(self, name: str) -> bool:
+        """Whether as many of the task are claimed as may be."""
+        limit = self.kinds[name].concurrency
+        return limit is not None and self.held[name] >= limit
+
     def claimable(self) -> set[str]:
         """The tasks of which a record may be claimed now."""
         now = self._clock.monotonic()
         return {
             name
-            for name, kind in self.kinds.items()
+            for name in self.kinds
             if self._throttled_until.get(name, now) <= now
-            and (kind.concurrency is None or self.held[name] < kind.concurrency)
+            and not self.is_full(name)
             and (self._allowed is None or self._allowed(name))
         }
 

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from oplogue.clock import Clock
+from oplogue.errors import ConfigurationError
 from oplogue.model.events import EVENTS, Event
 
 Subscriber = Callable[[Event], Awaitable[None] | None]
@@ -28,6 +29,10 @@ class Bus:
 
     def subscribe(self, code: str, subscriber: Subscriber) -> None:
         """Call the subscriber with each event of that code."""
+        if code not in EVENTS:
+            raise ConfigurationError(
+                "no such event", option="code", value=code, expected=f"one of {', '.join(EVENTS)}"
+            )
         self._subscribers.setdefault(code, []).append(subscriber)
 
     def emit(self, code: str, /, **fields: Any) -> None:

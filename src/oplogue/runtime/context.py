@@ -77,6 +77,8 @@ class Run:
             return Raised(took, NOT_COMMITTED if error is None else describe_error(error))
         if self.condition is not None:
             return self.condition
+        if isinstance(error, TaskConditionFailedError):
+            return Skipped(took, outside=False)
         if error is not None:
             return Raised(took, describe_error(error))
         return Succeeded(took) if self.deferral is None else Deferred(self.deferral)
@@ -139,10 +141,7 @@ class Context:
 
     def throttle_all(self, until: DurationLike | datetime, scope: Scope = "instance") -> None:
         """Start no other run of this task until then, on this instance or in the whole cluster."""
-        if scope not in ("instance", "cluster"):
-            raise ConfigurationError(
-                "unknown scope", option="scope", value=scope, expected="'instance' or 'cluster'"
-            )
+        _check_scope(scope)
         self._run.throttle(self.task, _moment(until, "throttle_all"), scope)
 
     async def mark_completed(self, *, session: Session | None = None) -> None:
@@ -178,6 +177,7 @@ class BlockingContext(Context):
 
     def throttle_all(self, until: DurationLike | datetime, scope: Scope = "instance") -> None:
         """As `Context.throttle_all`."""
+        _check_scope(scope)
         moment = _moment(until, "throttle_all")
         self._loop.call_soon_threadsafe(lambda: Context.throttle_all(self, moment, scope))
 
@@ -213,6 +213,13 @@ async def _mark_completed(run: Run, session: Session | None) -> None:
     if run.lost or not await run.store.complete(run, session):
         raise LeaseLostError(f"task {run.definition.task!r}: the lease of this run is lost")
     run.completed = "yes" if session is None or not session.in_transaction else "in a transaction"
+
+
+def _check_scope(scope: str) -> None:
+    if scope not in ("instance", "cluster"):
+        raise ConfigurationError(
+            "unknown scope", option="scope", value=scope, expected="'instance' or 'cluster'"
+        )
 
 
 def _moment(value: DurationLike | datetime, option: str) -> Moment:

@@ -35,12 +35,16 @@ class Desk:
         operations: Operations,
         controls: Controls,
         wake: Callable[[Iterable[str]], None],
+        held_back: Callable[[Iterable[str]], None],
+        resumed: Callable[[Iterable[str]], None],
         reconcile: Callable[[Sequence[str]], Awaitable[None]],
     ) -> None:
         self._definitions = definitions
         self._operations = operations
         self._controls = controls
         self._wake = wake
+        self._held_back = held_back
+        self._resumed = resumed
         self._reconcile = reconcile
 
     async def tasks(self) -> tuple[TaskDefinition, ...]:
@@ -82,12 +86,13 @@ class Desk:
         else:
             moment = parse_duration(until, option="until")
         await self._controls.pause(task, moment)
+        self._held_back([task])
 
     async def resume(self, task: str) -> None:
         """Let the task run again."""
         await self._known([task])
         await self._controls.resume(task)
-        self._wake([task])
+        self._resumed([task])
 
     async def _known(self, names: Sequence[str] | None) -> list[TaskDefinition]:
         definitions = {definition.task: definition for definition in await self.tasks()}

@@ -123,6 +123,17 @@ class Executor:
         self._bus.emit("task.throttled", task=name, seconds=seconds)
         self._release(name)
 
+    def hold_back(self, names: Iterable[str]) -> None:
+        """These tasks are paused or throttled for the whole cluster: give back what has not started."""
+        for name in names:
+            self._release(name)
+
+    def resume(self, names: Iterable[str]) -> None:
+        """These tasks may run again."""
+        for name in names:
+            self._agenda.unthrottle(name)
+        self.wake(names)
+
     def lose(self, runs: Iterable[Run]) -> None:
         """These runs own their records no more: tell the handlers, and cancel them after a grace."""
         for run in runs:
@@ -210,10 +221,15 @@ class Executor:
         return len(runs)
 
     async def _take(self, source: Source, runs: Sequence[Run], claimed_at: float) -> None:
-        self._leases.hold(runs, claimed_at)
         self._agenda.held.update(run.record.task for run in runs)
         for run in runs:
             run.claimed_at = claimed_at
+        if self._clock.monotonic() - claimed_at > self._settings.lease.total_seconds() / 2:
+            # The loop was blocked while the answer waited: nobody has renewed these.
+            for run in runs:
+                self._finish(Ended(run, Released()))
+            return
+        self._leases.hold(runs, claimed_at)
         try:
             needless = await source.prepare(runs)
         except StoreError as error:
@@ -283,6 +299,8 @@ class Executor:
             del self._running[run]
             if outcome is None:
                 self._forget(run)
+                if self._was_planned_since(run):
+                    self._stirred.set()
             else:
                 self._finish(Ended(run, outcome))
             if self._buffered:
@@ -304,11 +322,15 @@ class Executor:
 
     def _may_run_again(self, ended: Ended) -> bool:
         """Retried, deferred, given back; or dirty: then its task was planned after the record was claimed."""
-        planned_at = self._agenda.warmed_at.get(ended.run.record.task, 0.0)
-        return not isinstance(ended.outcome, Succeeded) or planned_at >= ended.run.claimed_at
+        return not isinstance(ended.outcome, Succeeded) or self._was_planned_since(ended.run)
+
+    def _was_planned_since(self, run: Run) -> bool:
+        return self._agenda.warmed_at.get(run.record.task, 0.0) >= run.claimed_at
 
     def _forget(self, run: Run) -> None:
         self._leases.drop(run)
+        if self._agenda.is_full(run.record.task):
+            self._stirred.set()
         self._agenda.held[run.record.task] -= 1
         if run in self._suspects:
             self._suspects.discard(run)

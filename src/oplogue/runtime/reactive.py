@@ -168,7 +168,7 @@ class ReactiveSource:
         try:
             await self._call(self._tasks[record.task], run)
         except asyncio.CancelledError as cancelled:
-            if run.cancelled.is_set() and not run.timed_out:
+            if run.cancelled.is_set() and not run.timed_out and run.completed != "yes":
                 raise
             error = cancelled
         except Exception as raised:  # noqa: BLE001 - whatever a handler raises is a failed attempt

@@ -33,7 +33,7 @@ from oplogue.store.connection import BlockingClient, make_blocking_client
 from oplogue.store.faults import StoreError, describe
 from oplogue.store.leadership import renew as renew_leadership
 from oplogue.store.leadership import renew_blocking as renew_leadership_blocking
-from oplogue.store.renewals import Lost, Owned, renew, renew_blocking
+from oplogue.store.renewals import renew, renew_blocking
 
 BLOCKED = 70
 """The exit code of a process that a handler blocked for good."""
@@ -85,16 +85,6 @@ class _Renewing:
         office = self._office()
         return office if office is not None and office.to_be_renewed else None
 
-    def _noted(self, owned: Owned, lost: Lost, asked_at: float) -> None:
-        gone = self._book.renewed(owned, lost, asked_at)
-        if gone:
-            self._lost(gone)
-
-    def _give_up_expired(self) -> None:
-        expired = self._book.expired()
-        if expired:
-            self._lost(expired)
-
     def _failed(self, error: Exception) -> None:
         self._bus.emit("lease.renewal_failed", error=describe(error))
 
@@ -128,7 +118,8 @@ class ThreadRenewal(_Renewing):
                     self._renew_records(client)
                 except Exception as error:  # noqa: BLE001 - without this thread every lease is lost
                     self._tell(self._failed, error)
-                self._tell(self._give_up_expired)
+                # Judged here, right after the renewals: a loop that was blocked would judge by old answers.
+                self._give_up(self._book.expired())
                 self._end_if_blocked()
 
     def _renew_office(self, client: BlockingClient) -> None:
@@ -143,7 +134,11 @@ class ThreadRenewal(_Renewing):
         for source, owned in self._book.fading().items():
             asked_at = self._clock.monotonic()
             lost = renew_blocking(client, source, owned, self._settings.lease, self._settings.bound)
-            self._tell(self._noted, owned, lost, asked_at)
+            self._give_up(self._book.renewed(owned, lost, asked_at))
+
+    def _give_up(self, runs: list[Run]) -> None:
+        if runs:
+            self._tell(self._lost, runs)
 
     def _end_if_blocked(self) -> None:
         """A handler that blocks the event loop past its timeout can't be ended; a supervised process can."""
@@ -191,7 +186,8 @@ class LoopRenewal(_Renewing):
                     office.answered(kept, asked_at)
                 for source, owned in self._book.fading().items():
                     asked_at = self._clock.monotonic()
-                    self._noted(owned, await renew(self._client, source, owned, lease, bound), asked_at)
+                    lost = await renew(self._client, source, owned, lease, bound)
+                    self._lost(self._book.renewed(owned, lost, asked_at))
             except StoreError as error:
                 self._failed(error)
-            self._give_up_expired()
+            self._lost(self._book.expired())

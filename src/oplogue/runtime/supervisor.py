@@ -123,6 +123,8 @@ class Supervisor:
             operations=Operations(client, database),
             controls=self._controls,
             wake=self._wake,
+            held_back=self._held_back,
+            resumed=self._resumed,
             reconcile=self._ask_for_reconciliation,
         )
         """What operators ask for."""
@@ -240,7 +242,21 @@ class Supervisor:
     def _throttle(self, task: str, until: Moment, scope: Scope) -> None:
         self._executor.throttle(task, until)
         if scope == "cluster":
-            self._run_errand(self._controls.throttle(task, until), "throttle")
+            self._run_errand(self._throttle_cluster(task, until), "throttle")
+
+    async def _throttle_cluster(self, task: str, until: Moment) -> None:
+        await self._controls.throttle(task, until)
+        self._held_back([task])
+
+    def _held_back(self, names: Iterable[str]) -> None:
+        told = set(names)
+        self._executor.hold_back(told)
+        self._messenger.say(Topic.CONTROLS, told)
+
+    def _resumed(self, names: Iterable[str]) -> None:
+        told = set(names)
+        self._executor.resume(told)
+        self._messenger.say(Topic.RESUMED, told)
 
     def _run_errand(self, errand: Coroutine[Any, Any, None], part: str) -> None:
         """Something that a plain call asked for and nobody waits for."""
@@ -273,8 +289,12 @@ class Supervisor:
 
     def _heard(self, signal: Signal) -> None:
         match signal.topic:
-            case Topic.WORK | Topic.CONTROLS:
+            case Topic.WORK:
                 self._executor.wake(signal.tasks)
+            case Topic.CONTROLS:
+                self._executor.hold_back(signal.tasks)
+            case Topic.RESUMED:
+                self._executor.resume(signal.tasks)
             case Topic.DEFINITIONS:
                 self._redefined.set()
             case Topic.PRESENCE:

@@ -81,7 +81,7 @@ def _fields(kind: Transition, row: Table) -> dict[str, Expr]:
         fields["firstErrorAt"] = None
     if kind.status is Status.COMPLETED:
         fields["completedAt"] = when(again, first_set("$completedAt", None), NOW)
-    if kind.reason is Reason.SKIPPED:
+    if kind.leaves:
         fields["oplogue.left"] = when(again, first_set("$oplogue.left", False), True)
     if kind.reason is Reason.MOVED:
         fields |= _moved(row, again)

@@ -30,6 +30,7 @@ class Topic(StrEnum):
     WORK = "work"
     DEFINITIONS = "definitions"
     CONTROLS = "controls"
+    RESUMED = "resumed"
     VACANCY = "vacancy"
     PRESENCE = "presence"
 

@@ -305,6 +305,7 @@ def _kind(transition: Transition) -> tuple[Any, ...]:
         transition.history_limit,
         transition.error is None,
         transition.run_at is None,
+        transition.leaves,
     )
 
 
