@@ -55,6 +55,20 @@ class Stage:
         """All events of that code, with these fields, so far."""
         return [event for event in self.events if _fits(event, code, fields)]
 
+    async def eventually(self, true: Callable[[], Awaitable[bool]], *, limit: float = LIMIT) -> None:
+        """Ask until that is true: for what no event tells of. The question's own round trip is the pause."""
+        async with _Limited(limit, lambda: f"never came true; heard: {self._heard()}"):
+            while not await true():
+                pass
+
+    async def counted(self, count: int, *, limit: float = LIMIT, **which: Any) -> None:
+        """Ask until there are so many such records."""
+
+        async def there_are() -> bool:
+            return await self.app.count_reactive_tasks(**which) == count
+
+        await self.eventually(there_are, limit=limit)
+
     async def record(self, doc_id: Any = None, *, task: str | None = None) -> TaskRecord:
         """The only record, or that of a document, or of a task."""
         source = None if doc_id is None else {"_id": doc_id}
@@ -102,6 +116,11 @@ class Gate:
         """Wait until so many stand before it."""
         async with _Limited(LIMIT, lambda: f"{self.waiting} of {count} came"), self._came:
             await self._came.wait_for(lambda: self.waiting >= count)
+
+    @property
+    def opened(self) -> bool:
+        """Whether it is open."""
+        return self._open.is_set()
 
     def open(self) -> None:
         """Let everybody through, from now on."""

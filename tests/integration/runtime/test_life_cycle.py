@@ -151,7 +151,6 @@ async def test_a_given_client_with_a_uri_beside_it(
     await stage.next("task.completed")
 
 
-@pytest.mark.xfail(strict=True, reason="nothing warns that leases are renewed in the user's loop")
 async def test_a_given_client_without_a_uri_is_warned_about_once(
     make_stage: MakeStage,
     client: AsyncMongoClient[Document],
@@ -213,7 +212,6 @@ async def test_one_of_two_apps_leads_and_both_run(make_stage: MakeStage, orders:
     assert [len(stage.heard("leadership.gained")) for stage in (first, second)] == [1, 0]
 
 
-@pytest.mark.xfail(strict=True, reason="signals between instances are never heard")
 async def test_another_app_leads_at_once_when_the_leader_stops(make_stage: MakeStage, orders: Orders) -> None:
     first, second = make_stage(lease="60s", concurrency=0), make_stage(lease="60s")
     for stage in (first, second):
@@ -228,7 +226,6 @@ async def test_another_app_leads_at_once_when_the_leader_stops(make_stage: MakeS
     await second.next("task.completed", doc_id="new")
 
 
-@pytest.mark.xfail(strict=True, reason="what is said before the listener's cursor is open is never heard")
 async def test_an_app_that_has_just_started_leads_at_once_when_the_leader_stops(
     make_stage: MakeStage, orders: Orders
 ) -> None:
