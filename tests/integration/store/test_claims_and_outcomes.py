@@ -19,7 +19,7 @@ from oplogue.model.definition import Namespace
 from oplogue.model.record import ClaimedRecord
 from oplogue.model.states import Transition
 from oplogue.store.renewals import renew, renew_blocking
-from oplogue.store.tasks import TaskRecords
+from oplogue.store.tasks import TaskRecords, Wanted
 
 MINUTE = timedelta(minutes=1)
 DEBOUNCE = timedelta(seconds=7)
@@ -849,7 +849,7 @@ async def test_nonsense_in_one_record_does_not_keep_others_from_being_looked_at_
     await rig.rows.update_many({}, {"$set": {"nextRunAt": LONG_AGO}})
     nonsense = await rig.row(1)
     await rig.rows.update_one({"_id": nonsense["_id"]}, {"$set": fields})
-    look = await rig.records.look(["sync"], {"sync": 10})
+    look = await rig.records.look(["sync"], {"sync": Wanted(10)})
     sound = await rig.row(2)
     assert sound["_id"] in look.due["sync"]
     claimed = await rig.records.claim(look.due["sync"], owner="me", lease=LEASE)
@@ -869,7 +869,7 @@ async def test_nonsense_in_one_record_does_not_keep_others_from_being_looked_at_
 async def test_date_after_all_years_does_not_keep_anybody_from_looking(rig: Rig) -> None:
     await a_planned_order(rig)
     await rig.rows.update_one({}, {"$set": {"nextRunAt": DatetimeMS(253402300800000)}})
-    look = await rig.records.look(["sync"], {"sync": 10})
+    look = await rig.records.look(["sync"], {"sync": Wanted(10)})
     assert dict(look.due) == {}
 
 
@@ -919,9 +919,9 @@ async def test_nonsense_in_one_suspect_does_not_keep_others_from_being_reclaimed
 
 
 async def test_look_tells_what_is_due_in_order_and_when_the_next_will_be(rig: Rig) -> None:
-    tasks = [rig.task("one"), rig.task("two"), rig.task("three")]
+    tasks = ["one", "two", "three"]
     await rig.documents.insert_many([{"_id": id_, "status": "paid", "total": 1} for id_ in range(4)])
-    await rig.plan(*tasks)
+    await rig.plan(*(rig.task(name) for name in tasks))
     await rig.rows.update_many({"task": "two"}, {"$set": {"nextRunAt": LATER}})
     await rig.rows.update_many({"task": "three"}, {"$set": {"status": "completed", "nextRunAt": None}})
     for number, id_ in enumerate((2, 0, 3, 1)):
@@ -929,25 +929,34 @@ async def test_look_tells_what_is_due_in_order_and_when_the_next_will_be(rig: Ri
             {"task": "one", "sourceDocId": id_}, {"$set": {"nextRunAt": LONG_AGO + number * MINUTE}}
         )
     before = await rig.now()
-    look = await rig.records.look(["one", "two", "three"], {"one": 3, "two": 3, "three": 3})
+    look = await rig.records.look(tasks, dict.fromkeys(tasks, Wanted(3)))
     assert look.now is not None
     assert is_about(look.now, before, await rig.now())
     assert look.next_at == {"one": LONG_AGO, "two": LATER}
     wanted = [(await rig.row(id_, "one"))["_id"] for id_ in (2, 0, 3)]
     assert dict(look.due) == {"one": wanted}
+    assert look.reached == {"one": LONG_AGO + 2 * MINUTE}
+
+
+async def test_look_since_a_time_finds_what_is_due_from_then_on(rig: Rig) -> None:
+    await a_planned_order(rig, *range(4))
+    for number in range(4):
+        await rig.edit(number, nextRunAt=LONG_AGO + number * MINUTE)
+    look = await rig.records.look(["sync"], {"sync": Wanted(2, since=LONG_AGO + MINUTE)})
+    assert look.due["sync"] == [(await rig.row(id_))["_id"] for id_ in (1, 2)]
 
 
 async def test_look_at_nothing(rig: Rig) -> None:
-    look = await rig.records.look(["one"], {"one": 3})
+    look = await rig.records.look(["one"], {"one": Wanted(3)})
     assert (look.now, look.next_at, dict(look.due)) == (None, {}, {})
 
 
 async def test_look_offers_only_what_was_asked_for(rig: Rig) -> None:
     await a_planned_order(rig, 1, 2)
     await rig.rows.update_many({}, {"$set": {"nextRunAt": LONG_AGO}})
-    assert dict((await rig.records.look(["sync"], {"sync": 0})).due) == {}
+    assert dict((await rig.records.look(["sync"], {"sync": Wanted(0)})).due) == {}
     assert dict((await rig.records.look(["sync"], {})).due) == {}
-    assert dict((await rig.records.look(["another"], {"another": 5})).due) == {}
+    assert dict((await rig.records.look(["another"], {"another": Wanted(5)})).due) == {}
 
 
 async def test_tokens_are_never_the_same(rig: Rig) -> None:
