@@ -161,6 +161,7 @@ def make_app(config: Values) -> App:
             filter=task.get("filter"),
             watch_projection=task.get("watch", {"v": 1, "do": 1}),
             debounce=task.get("debounce", 0),
+            max_wait=task.get("max_wait"),
             retry_policy=Exponential(
                 min=task.get("retry_min", 0.05),
                 max=task.get("retry_max", 1),

@@ -61,6 +61,8 @@ class Oracle:
     def __init__(self, folder: Path, database: Database[dict[str, Any]]) -> None:
         self._folder = folder
         self._database = database
+        self.odd_effects: list[Any] = []
+        """What the last verdict found applied twice, or not at all."""
 
     def runs(self, task: str | None = None) -> list[Run]:
         """Every run so far, in the order of their starts."""
@@ -92,8 +94,13 @@ class Oracle:
         *,
         effects: str | None = None,
         writes: int = 0,
+        by_effects: bool = False,
     ) -> Verdict:
-        """Judge one task: ``latest`` has the version of each document that was acknowledged last."""
+        """Judge one task: ``latest`` has the version of each document that was acknowledged last.
+
+        Where effects are transactional they alone tell what was handled: a process that was killed after its
+        commit has noted no end.
+        """
         runs = self.runs(task)
         best: dict[str, int] = {}
         for run in runs:
@@ -102,7 +109,7 @@ class Oracle:
         lost = [repr(id_) for id_, version in latest.items() if best.get(repr(id_), 0) < version]
         handled = Counter((run.id, run.version) for run in runs if run.handled)
         return Verdict(
-            lost=tuple(lost),
+            lost=() if by_effects else tuple(lost),
             stuck=tuple(self.stuck(task, collection, latest)),
             effects_off=0 if effects is None else self._effects_off(task, effects, latest),
             duplicates=sum(count - 1 for count in handled.values()),
@@ -130,7 +137,9 @@ class Oracle:
 
     def _effects_off(self, task: str, effects: str, latest: Mapping[Any, int]) -> int:
         applied = list(self._database[effects].find({"_id.task": task}))
+        # Effects of states that were overtaken before they were handled are not due; none may be there twice.
         twice = sum(effect["times"] - 1 for effect in applied)
         there = {(effect["_id"]["id"], effect["_id"]["v"]) for effect in applied}
-        missing = sum((id_, version) not in there for id_, version in latest.items())
-        return twice + missing
+        missing = [(id_, version) for id_, version in latest.items() if (id_, version) not in there]
+        self.odd_effects = [effect for effect in applied if effect["times"] != 1] + missing
+        return twice + len(missing)

@@ -132,6 +132,22 @@ class Scene:
                         saved.append((term, value))
         return saved
 
+    def history(self, since: Timestamp, collection: str = SOURCE) -> Path:
+        """Every change of the documents and of their records, in a file: for a person to read after a failure."""
+        path, end = self.folder / "history.txt", self.now()
+        theirs = [{"$match": {"ns.coll": {"$in": [collection, f"{collection}_tasks"]}}}]
+        stream = self.database.watch(
+            theirs, start_at_operation_time=since, full_document="updateLookup", max_await_time_ms=200
+        )
+        with stream as changes, path.open("w", encoding="utf-8") as file:
+            while (change := changes.try_next()) is not None and change["clusterTime"] <= end:
+                whole: dict[str, Any] = change.get("fullDocument") or {}
+                said = change.get("updateDescription", change["operationType"])
+                file.write(
+                    f"{change['wallTime']} {whole.get('sourceDocId', change['documentKey']['_id'])} {said}\n"
+                )
+        return path
+
     def now(self) -> Timestamp:
         """The server's cluster time."""
         time = self.client.admin.command("ping")["operationTime"]
@@ -165,13 +181,19 @@ class Scene:
         task: str = TASK,
         collection: str = SOURCE,
         effects: str | None = None,
+        by_effects: bool = False,
         timeout: float = 30,
     ) -> Verdict:
         """Wait until all that was written is handled, or the time is up; then judge."""
         deadline = CLOCK.monotonic() + timeout
         while True:
             verdict = self.oracle.verdict(
-                task, collection, writer.latest, effects=effects, writes=len(writer.acknowledged_at)
+                task,
+                collection,
+                writer.latest,
+                effects=effects,
+                writes=len(writer.acknowledged_at),
+                by_effects=by_effects,
             )
             if verdict.clean or CLOCK.monotonic() > deadline:
                 return verdict
@@ -183,7 +205,7 @@ class Scene:
         """Write the report, and insist on the zeros."""
         self.report.write(verdict, times=times, recoveries=recoveries, more=more)
         tails = "\n".join(f"--- {worker.name}\n{worker.log_tail(6)}" for worker in self.workers[-4:])
-        assert verdict.clean, f"{verdict}\n{tails}"
+        assert verdict.clean, f"{verdict} {self.oracle.odd_effects}\n{tails}"
 
     def redeliveries(self, interrupted: Sequence[tuple[Run, float]]) -> list[float]:
         """For each run that was cut off at a moment: seconds until the next start for its document."""

@@ -15,6 +15,9 @@ from pymongo.write_concern import WriteConcern
 
 from harness.waiting import CLOCK
 
+_A_GAP = 0.2
+"""Seconds; a write that took longer met a fault."""
+
 
 class Writer:
     """Writes versions of documents, each again until it is acknowledged by a majority."""
@@ -47,9 +50,10 @@ class Writer:
             while not self._try(id_, {**(more or {}), "v": version}):
                 refused += 1
                 CLOCK.block(0.05)
-            if refused:
-                self.gaps.append(CLOCK.monotonic() - began)
-                self.refused += refused
+            took = CLOCK.monotonic() - began
+            self.refused += refused
+            if refused or took > _A_GAP:
+                self.gaps.append(took)
             self.latest[id_] = version
             self.acknowledged_at[id_, version] = CLOCK.monotonic()
             return version
