@@ -38,9 +38,8 @@ check: $(TOOLS_READY) ## lint, format, types, layers
 	$(BIN)/lint-imports --no-cache
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pyright --verifytypes oplogue --ignoreexternal
 
-bench: $(MONGOD_READY) ## measure; prints figures
-	@if [ ! -d bench ]; then echo "make bench: there is no folder bench/ yet" >&2; exit 2; fi
-	@$(BIN)/python -m bench $(ARGS)
+bench: $(TOOLS_READY) $(MONGOD_READY) ## measure; prints figures; make bench ONLY=P3 for one of them
+	@$(BIN)/python -m bench $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
 faults: $(TOOLS_READY) $(MONGOD_READY) ## the fault matrix: killed and frozen processes, lost connections
 	@if [ ! -d tests/faults ]; then echo "make faults: there is no folder tests/faults/ yet" >&2; exit 2; fi

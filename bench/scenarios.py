@@ -6,12 +6,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any, Literal
 
+from pymongo import WriteConcern
 from pymongo.asynchronous.database import AsyncDatabase
 
 from bench.floors import spread, write_and_wait
-from bench.lab import Document, Lab, Ledger, insert, order, until
+from bench.lab import Document, Lab, Ledger, insert, until
 from bench.model import Sample
 from oplogue import App, Context
 
@@ -69,12 +71,14 @@ async def latency(lab: Lab, writes: int) -> Sample:
         return spread(latencies)
 
 
-async def burst(lab: Lab, count: int, slots: int, *, await_seconds: float = 0) -> Sample:
+async def burst(lab: Lab, count: int, slots: int, *, await_seconds: float = 0, kept: int = 0) -> Sample:
     """From the first insert until every outcome is written, the whole way live."""
     async with lab.database() as database, lab.app(database.name, concurrency=slots) as app:
         ledger = Ledger()
         register(app, ledger, await_seconds=await_seconds)
         await app.start()
+        if kept:
+            await _keep_completed(database, kept)
         await _warm_up(lab, database, ledger)
         ledger.expect(count + 10)
         lab.commands.reset()
@@ -88,6 +92,30 @@ async def burst(lab: Lab, count: int, slots: int, *, await_seconds: float = 0) -
         sent = lab.commands.total()
         ledger.check([*range(count), *range(-10, 0)])
         return {"per s": count / took, "insert s": inserted, "commands per task": sent / count}
+
+
+async def _keep_completed(database: AsyncDatabase[Document], count: int) -> None:
+    """Records of documents that are long done, as a busy year leaves them."""
+    now = datetime.now(UTC)
+    success = {"at": now, "durationMs": 3}
+    done = {
+        "task": "t",
+        "status": "completed",
+        "nextRunAt": None,
+        "attempts": 1,
+        "lastObservedValues": {"status": "paid"},
+        **dict.fromkeys(
+            ("dueAt", "createdAt", "updatedAt", "startedAt", "completedAt", "lastFinalizedAt"), now
+        ),
+        "lastSuccess": success,
+        "executionHistory": [{**success, "status": "completed"}],
+    }
+    records = database["orders_tasks"].with_options(write_concern=WriteConcern(1))
+    for first in range(0, count, 10_000):
+        numbers = range(first, min(first + 10_000, count))
+        await records.insert_many(
+            [{**done, "sourceDocId": f"kept-{number}"} for number in numbers], ordered=False
+        )
 
 
 async def _warm_up(lab: Lab, database: AsyncDatabase[Document], ledger: Ledger) -> None:
@@ -127,7 +155,7 @@ async def backlog(
             gate_open = True
             lab.commands.reset()
             # Workers look at the gate when something stirs: one document more does.
-            await database["orders"].insert_one(order(count))
+            await insert(database, 1, start=count)
             return float(await opened)
 
         yield open_gate
