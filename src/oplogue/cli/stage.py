@@ -7,9 +7,10 @@ import logging
 import signal
 import sys
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 
@@ -22,6 +23,7 @@ from oplogue.cli.view import TASKS, Scene, show
 from oplogue.clock import Clock
 from oplogue.embedded import start_embedded
 from oplogue.errors import OplogueError
+from oplogue.runtime.parts import end
 from oplogue.store.connection import make_client
 from oplogue.store.faults import StoreError
 
@@ -67,45 +69,70 @@ class _Play:
         self._clock = Clock()
         self._console = Console()
         self._scene: Scene | None = None
+        self._interrupted = asyncio.Event()
 
     async def run(self) -> int:
-        task = asyncio.current_task()
-        if task is None:
-            raise AssertionError("runs in a task")
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with suppress(NotImplementedError):  # Windows: KeyboardInterrupt it is
-                asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        self._listen()
         try:
             async with _server(self._script.uri, self._console) as server:
-                return await self._play(server)
+                code = await self._play(server)
         except asyncio.CancelledError:
-            if self._scene is not None:
-                self._summarize(self._scene)
-            self._console.print("Interrupted: what was on its way then was not checked (--seconds N checks).")
-            return OK if self._script.open_ended else INTERRUPTED
+            code = None
+        if code is not None:
+            return code
+        if self._scene is not None:
+            self._summarize(self._scene)
+        self._console.print("Interrupted: what was on its way then was not checked (--seconds N checks).")
+        return OK if self._script.open_ended else INTERRUPTED
 
-    async def _play(self, server: Server) -> int:
+    def _listen(self) -> None:
+        """The first Ctrl-C ends the play, so that the app stops gracefully; one before it, or a second, all."""
+        task = asyncio.current_task()
+
+        def interrupt() -> None:
+            if task is not None and (self._scene is None or self._interrupted.is_set()):
+                task.cancel()
+            self._interrupted.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with suppress(NotImplementedError):  # Windows: KeyboardInterrupt it is
+                asyncio.get_running_loop().add_signal_handler(number, interrupt)
+
+    async def _play(self, server: Server) -> int | None:
+        """The exit code; None when it was interrupted."""
         shop = open_shop(server.uri, server.database, clock=self._clock)
         gauges = Gauges(shop.app, self._clock)
+        script = self._script
         async with shop.app:
             customers = Customers(
-                shop.app,
-                seconds=self._script.seconds,
-                docs=self._script.docs,
-                rate=_RATE,
-                clock=self._clock,
+                shop.app, seconds=script.seconds, docs=script.docs, rate=_RATE, clock=self._clock
             )
             started = self._clock.monotonic()
             scene = Scene(server.title, shop, gauges, customers.book, self._clock, started)
             self._scene = scene
             async with _shown(scene, self._console):
-                scene.act = "customers are writing"
-                await customers.write()
-                scene.act = "all is written, waiting for the last handlers"
-                missing = await self._missing(scene)
-                scene.act = "done"
+                missing = await self._unless_interrupted(self._perform(scene, customers))
+        if missing is None:
+            return None
         self._summarize(scene)
         return self._judge(scene, missing)
+
+    async def _perform(self, scene: Scene, customers: Customers) -> list[str]:
+        scene.act = "customers are writing"
+        await customers.write()
+        scene.act = "all is written, waiting for the last handlers"
+        missing = await self._missing(scene)
+        scene.act = "done"
+        return missing
+
+    async def _unless_interrupted(self, performance: Coroutine[Any, Any, list[str]]) -> list[str] | None:
+        performing = asyncio.create_task(performance, name="demo-customers")
+        interrupted = asyncio.create_task(self._interrupted.wait(), name="demo-ctrl-c")
+        try:
+            await asyncio.wait({performing, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+            return performing.result() if performing.done() else None
+        finally:
+            await end(performing, interrupted)
 
     async def _missing(self, scene: Scene) -> list[str]:
         """Wait until everything is handled, as long as something moves; what is missing then."""
@@ -188,5 +215,4 @@ async def _shown(scene: Scene, console: Console) -> AsyncGenerator[None]:
     try:
         yield
     finally:
-        showing.cancel()
-        await asyncio.gather(showing, return_exceptions=True)
+        await end(showing)
