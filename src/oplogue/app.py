@@ -23,6 +23,7 @@ from oplogue.runtime.bus import Bus, Subscriber
 from oplogue.runtime.context import Context
 from oplogue.runtime.desk import OneOrMany, SortLike, record_filter
 from oplogue.runtime.lock import Lock
+from oplogue.runtime.parts import end
 from oplogue.runtime.settings import Middleware, Settings, TaskFilter
 from oplogue.runtime.supervisor import Supervisor
 from oplogue.store import Client, Database, Session
@@ -236,8 +237,17 @@ class App:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop)
-        async with self:
-            await told.wait()
+        waiting = asyncio.create_task(told.wait())
+        starting = asyncio.create_task(self.start())
+        try:
+            # Told to stop while it starts: the start is given up.
+            await asyncio.wait({waiting, starting}, return_when=asyncio.FIRST_COMPLETED)
+            if not told.is_set():
+                await starting
+                await waiting
+        finally:
+            await end(waiting, starting)
+            await self.stop()
 
     # -- operations
 

@@ -61,9 +61,9 @@ class EmbeddedMember:
     """One mongod. The faults (``kill``, ``freeze``, ``thaw``, ``restart``) are for tests; they need POSIX."""
 
     def __init__(self, recipe: Recipe) -> None:
-        self.port = recipe.port
-        self.pid = 0
-        self.log_path = recipe.folder.with_suffix(".log")
+        self.port: int = recipe.port
+        self.pid: int = 0
+        self.log_path: Path = recipe.folder.with_suffix(".log")
         self._recipe = recipe
         self._guard: subprocess.Popen[str] | None = None
         self._expected_to_end = False

@@ -69,7 +69,7 @@ class EmbeddedServer:
             EmbeddedMember(Recipe(mongod, port, folder / f"member-{number}", scratch, arguments))
             for number, port in enumerate(self.ports)
         )
-        self.uri = self.uri_for("")
+        self.uri: str = self.uri_for("")
         held = [socket for _, socket in reserved]
         self._stop = weakref.finalize(self, _stop, os.getpid(), self.members, held, scratch)
 

@@ -88,7 +88,7 @@ def _after_failure(
     policy = definition.retry_policy
     delay = policy.delay_after(record.attempts, now)
     backoff = policy.first_delay if policy.first_delay is not None else delay
-    error = outcome.error[:ERROR_LIMIT]
+    error = _storable(outcome.error)
     # A document that changed meanwhile still backs off: failing and changing must not become a busy loop.
     again_in = max(definition.debounce, backoff)
     resets, limit = policy.reset_retries_on_data_change, definition.execution_history_limit
@@ -108,3 +108,8 @@ def _after_failure(
         resets_attempts=resets,
         history_limit=limit,
     )
+
+
+def _storable(text: str) -> str:
+    """An error's text as far as it can be kept: a file's name in it may be no Unicode."""
+    return text[:ERROR_LIMIT].encode("utf-8", "replace").decode()

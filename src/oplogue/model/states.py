@@ -79,7 +79,7 @@ EDGES = (
     Edge("reclaimed", Status.PROCESSING, Status.PROCESSING),
     Edge("reclaimed", Status.PROCESSING_DIRTY, Status.PROCESSING),
     Edge("lost its lease too often", Status.PROCESSING, Status.FAILED),
-    Edge("lost its lease too often", Status.PROCESSING_DIRTY, Status.FAILED),
+    Edge("lost its lease too often", Status.PROCESSING_DIRTY, Status.PENDING),
     Edge("succeeded", Status.PROCESSING, Status.COMPLETED),
     Edge("succeeded", Status.PROCESSING_DIRTY, Status.PENDING),
     Edge("skipped, the document is outside or gone", Status.PROCESSING, Status.COMPLETED),

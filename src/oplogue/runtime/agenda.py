@@ -33,7 +33,7 @@ class Agenda:
     """The tasks of this instance: their limits, their throttles, and which of them are hot."""
 
     def __init__(self, *, kinds: Iterable[Kind], allowed: Callable[[str], bool] | None, clock: Clock) -> None:
-        self.kinds = {kind.name: kind for kind in kinds}
+        self.kinds: dict[str, Kind] = {kind.name: kind for kind in kinds}
         self.held: Counter[str] = Counter()
         """How many records of each task are claimed and not settled."""
         self.warmed_at: dict[str, float] = {}

@@ -34,7 +34,7 @@ class Lock:
         self._clock = clock
         self._token: str | None = None
         self._extending: asyncio.Task[None] | None = None
-        self.lost = asyncio.Event()
+        self.lost: asyncio.Event = asyncio.Event()
         """Set when the lock could not be kept."""
 
     @property

@@ -114,7 +114,7 @@ class Planner:
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
-        self.was_quiet = True
+        self.was_quiet: bool = True
         """Whether the last step found nothing to plan."""
 
     # -- reading
@@ -279,7 +279,7 @@ class Planner:
         self._careful_until = self._clock.monotonic() + _CAREFUL_FOR
         # The statement may still be at work on the server, for as long as it was allowed to: an older read of
         # these documents must not land after the next.
-        await self._clock.sleep(waited.total_seconds() / 10)
+        await self._clock.sleep(waited.total_seconds() / 4)
 
     async def _plan_carefully(self, tasks: list[PlannedTask], batch: list[Change], stamp: Stamp) -> None:
         """Documents with a running record apart from the others: a handler's transaction may hold it for long."""

@@ -51,7 +51,7 @@ class Presence:
         self._bus = bus
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
-        self.alone = False
+        self.alone: bool = False
         """Whether no other instance is known to be alive: nobody listens to signals."""
 
     async def start(self) -> None:

@@ -9,13 +9,14 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from oplogue.clock import Clock
 from oplogue.model import states
 from oplogue.model.definition import Namespace, Task, TaskDefinition
-from oplogue.model.outcomes import Moved, Outcome, Skipped, decide
+from oplogue.model.outcomes import Moved, Outcome, Raised, Skipped, decide
 from oplogue.model.record import ClaimedRecord
 from oplogue.model.states import Reason, Transition
 from oplogue.runtime.bus import Bus
@@ -24,8 +25,10 @@ from oplogue.runtime.settings import Settings
 from oplogue.runtime.work import Ended, Kind
 from oplogue.store import Session
 from oplogue.store.documents import Seen, SourceDocuments, key_of
+from oplogue.store.faults import StoreError, describe, is_refusal
 from oplogue.store.tasks import Look, Suspect, TaskRecords, Wanted
 
+_SHORT = timedelta(milliseconds=250)
 _GROUPS = (32, 4, 1)
 """How many suspects are claimed together, by how often they lost their lease."""
 
@@ -63,7 +66,7 @@ class ReactiveSource:
         clock: Clock,
     ) -> None:
         self.namespace: Namespace = tasks[0].definition.source
-        self.kinds = tuple(
+        self.kinds: tuple[Kind, ...] = tuple(
             Kind(
                 task.name,
                 task.definition.priority,
@@ -104,10 +107,18 @@ class ReactiveSource:
         least = min(suspect.lost for suspect in alive)
         size = min(limit, _GROUPS[min(least, len(_GROUPS) - 1)])
         group = [suspect.id for suspect in alive if suspect.lost == least][:size]
-        claimed = await self._records.claim(
-            group, owner=self._settings.instance_id, lease=self._settings.lease, suspects=True
-        )
-        return [self._new_run(record) for record in claimed]
+        return [self._new_run(record) for record in await self._claim_suspects(group)]
+
+    async def _claim_suspects(self, group: list[Any]) -> list[ClaimedRecord]:
+        """A killed handler's open transaction may hold one of them for a minute: then the others one by one."""
+        owner, lease = self._settings.instance_id, self._settings.lease
+        claimed = await self._records.claim(group, owner=owner, lease=lease, suspects=True)
+        if len(group) > 1:
+            for id_ in set(group) - {record.id for record in claimed}:
+                claimed += await self._records.claim(
+                    [id_], owner=owner, lease=lease, suspects=True, patience=_SHORT
+                )
+        return claimed
 
     def _is_dead(self, suspect: Suspect) -> bool:
         most = self._tasks[suspect.task].definition.retry_policy.max_attempts
@@ -146,14 +157,26 @@ class ReactiveSource:
                 groups[name].append(run)
         needless: list[Ended] = []
         for name, group in groups.items():
-            task = self._tasks[name]
-            ids = [run.record.doc_id for run in group]
-            seen = await self._documents.look(task.definition, ids, with_document=task.handler.wants_document)
-            for run in group:
-                outcome = _verified(run, seen.get(key_of(run.record.doc_id)))
-                if outcome is not None:
-                    needless.append(Ended(run, outcome))
+            needless += await self._verify(self._tasks[name], group)
         return needless
+
+    async def _verify(self, task: Task, group: list[Run]) -> list[Ended]:
+        """What the server refuses for one document (an expression that fails on it) is halved down to that."""
+        try:
+            seen = await self._documents.look(
+                task.definition,
+                [run.record.doc_id for run in group],
+                with_document=task.handler.wants_document,
+            )
+        except StoreError as error:
+            if not is_refusal(error):
+                raise
+            if len(group) == 1:
+                return [Ended(group[0], Raised(0, describe(error)))]
+            middle = len(group) // 2
+            return await self._verify(task, group[:middle]) + await self._verify(task, group[middle:])
+        outcomes = ((run, _verified(run, seen.get(key_of(run.record.doc_id)))) for run in group)
+        return [Ended(run, outcome) for run, outcome in outcomes if outcome is not None]
 
     # -- running
 

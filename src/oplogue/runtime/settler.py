@@ -37,8 +37,8 @@ class Settler:
         self._arrived = {source.namespace: asyncio.Event() for source in sources}
         self._wrote = asyncio.Event()
         self._loops: list[asyncio.Task[None]] = []
-        self.unsettled = 0
-        self.rate = 0.0
+        self.unsettled: int = 0
+        self.rate: float = 0.0
         """How many runs end per second, smoothed."""
         self._wrote_at = clock.monotonic()
 

@@ -39,6 +39,7 @@ from oplogue.runtime.renewal import LoopRenewal, Renewal, ThreadRenewal
 from oplogue.runtime.settings import Settings
 from oplogue.store import Client
 from oplogue.store.cleanup import Cleanup
+from oplogue.store.connection import check_server
 from oplogue.store.controls import Controls as StoredControls
 from oplogue.store.definitions import Definitions, StoredTask, trigger_hash
 from oplogue.store.documents import SourceDocuments
@@ -118,7 +119,7 @@ class Supervisor:
             bus=bus,
             clock=clock,
         )
-        self.desk = Desk(
+        self.desk: Desk = Desk(
             definitions=self._definitions,
             operations=Operations(client, database),
             controls=self._controls,
@@ -128,7 +129,7 @@ class Supervisor:
             reconcile=self._ask_for_reconciliation,
         )
         """What operators ask for."""
-        self.janitor = Janitor(
+        self.janitor: Janitor = Janitor(
             cleanup=Cleanup(client, self._globals, bound=settings.bound),
             definitions=self._definitions,
             interval=settings.cleanup_interval,
@@ -144,6 +145,7 @@ class Supervisor:
 
     async def start(self) -> None:
         """Ready: definitions checked by the server, indexes there, leading or not."""
+        await check_server(self._client, bound=self._settings.bound)
         for task in self._tasks:
             await self._check(task.definition)
         await self._ensure_indexes()

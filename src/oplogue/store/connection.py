@@ -66,6 +66,18 @@ def make_blocking_client(uri: str) -> BlockingClient:
     return MongoClient[Document](uri, **settings, driver=DriverInfo("oplogue"))
 
 
+async def check_server(client: Client, *, bound: timedelta) -> None:
+    """ConfigurationError for a server without change streams: one that is no member of a replica set."""
+    with bounded(bound):
+        hello = await client.admin.command("hello")
+    if "setName" not in hello and hello.get("msg") != "isdbgrid":
+        raise ConfigurationError(
+            "the server is not a member of a replica set, and has no change streams",
+            option="uri",
+            expected="a replica set; one member will do: mongod --replSet rs0, then rs.initiate()",
+        )
+
+
 def bounded(limit: timedelta) -> AbstractContextManager[Any]:
     """A bound for the operations inside, retries included."""
     return pymongo.timeout(limit.total_seconds())

@@ -5,7 +5,7 @@ User data is never evaluated: whatever comes from a document, a handler or a def
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +17,9 @@ Expr = Any
 NOW = "$$NOW"
 REMOVE = "$$REMOVE"
 ROOT = "$$ROOT"
-IS_RUNNING = {"$in": ["$status", list(RUNNING)]}
+MARKS: Expr = {"$cond": [{"$eq": [{"$type": "$oplogue"}, "object"]}, "$oplogue", {}]}
+"""What we keep beside the fields of the seeds; empty where it is missing, or was edited into something else."""
+IS_RUNNING: Expr = {"$in": ["$status", list(RUNNING)]}
 
 
 def literal(value: Any) -> Expr:
@@ -61,10 +63,12 @@ class Table:
     With one key the lookup folds into the constant itself.
     """
 
-    def __init__(self, key: Expr, rows: Mapping[Any, Mapping[str, Any]]) -> None:
+    def __init__(self, key: Expr, rows: Iterable[tuple[Any, Mapping[str, Any]]]) -> None:
+        # Pairs, not a dictionary: keys are compared as the server compares them, and need no hash.
+        pairs = list(rows)
         self._key = key
-        self._keys: Sequence[Any] = list(rows)
-        self._rows = [dict(row) for row in rows.values()]
+        self._keys = [known for known, _ in pairs]
+        self._rows = [dict(row) for _, row in pairs]
 
     def row(self) -> Expr:
         """The row of this record: for the ``vars`` of a `$let`, named ``row``."""

@@ -34,6 +34,7 @@ _PASSING = {
     6, 7, 11, 24, 43, 50, 64, 83, 89, 91, 112, 117, 133, 134, 136, 148, 175, 189, 202, 203, 225, 237, 251, 262, 290,
     317, 358, 384, 402, 9001, 10058, 10107, 11600, 11601, 11602, 13388, 13435, 13436,
 }  # fmt: skip
+UNSENDABLE = 10334
 _DOCUMENTS = {10334, 17419, 17420, 51132}
 _NO_UNIQUE_INDEX = 51183
 _PRIVILEGES = {13, 18, 8000}
@@ -83,8 +84,8 @@ def is_forbidden(error: BaseException) -> bool:
 
 
 def is_stalled(error: BaseException) -> bool:
-    """Whether a statement ran out of its time on the server: it may have waited for somebody's transaction."""
-    return isinstance(error, (ExecutionTimeout, WTimeoutError)) or (
+    """Whether a statement ran out of its time: it may have waited for somebody's transaction, and still wait."""
+    return isinstance(error, (ExecutionTimeout, NetworkTimeout, WTimeoutError)) or (
         isinstance(error, OperationFailure) and error.code in {50, 112}
     )
 
@@ -124,6 +125,7 @@ __all__ = [
     "FELL_BEHIND",
     "HISTORY_LOST",
     "NAMESPACE_EXISTS",
+    "UNSENDABLE",
     "DuplicateKeyError",
     "OperationFailure",
     "StoreError",

@@ -5,9 +5,16 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, cast
 
+from bson.datetime_ms import DatetimeMS
 
-def aware(moment: datetime) -> datetime:
-    """A date as aware UTC; naive ones are UTC already, as the driver decodes them."""
+_EARLIEST = datetime(1, 1, 1, tzinfo=UTC)
+_LATEST = datetime(9999, 12, 31, tzinfo=UTC)
+
+
+def aware(moment: datetime | DatetimeMS) -> datetime:
+    """A date as aware UTC; naive ones are UTC already. One out of Python's range becomes the last in it."""
+    if isinstance(moment, DatetimeMS):
+        return _LATEST if int(moment) > 0 else _EARLIEST
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
@@ -23,4 +30,4 @@ def list_in(value: Any) -> list[Any]:
 
 def aware_or_none(value: Any) -> datetime | None:
     """The same for a field that may be missing, null, or edited by hand into something else."""
-    return aware(value) if isinstance(value, datetime) else None
+    return aware(value) if isinstance(value, (datetime, DatetimeMS)) else None

@@ -11,6 +11,7 @@ from typing import Any
 
 from oplogue.model.states import RUNNING, Reason, Status, Transition
 from oplogue.store.expressions import (
+    MARKS,
     NOW,
     REMOVE,
     Expr,
@@ -39,10 +40,10 @@ def renewal(lease_ms: int) -> list[dict[str, Any]]:
 
 def settle_update(transitions: Mapping[Any, Transition]) -> list[dict[str, Any]]:
     """The update for records (by id) whose transitions have one reason; one row of constants where all are equal."""
-    rows = {id_: _row(transition) for id_, transition in transitions.items()}
+    rows = [(id_, _row(transition)) for id_, transition in transitions.items()]
     first = next(iter(transitions.values()))
     alike = all(transition is first or transition == first for transition in transitions.values())
-    table = Table("$_id", {None: _row(first)} if alike else rows)
+    table = Table("$_id", [(None, _row(first))] if alike else rows)
     fields = _fields(first, table)
     if alike:
         return [{"$set": fields}]
@@ -75,8 +76,7 @@ def _fields(kind: Transition, row: Table) -> dict[str, Expr]:
     if kind.counts:
         fields |= _finalized(kind, row)
     if kind.error is not None:
-        starts_over = {"$and": [again, row.get("resets")]}
-        fields["firstErrorAt"] = when(starts_over, None, first_set("$firstErrorAt", NOW))
+        fields["firstErrorAt"] = when(_starts_over(row, again), None, first_set("$firstErrorAt", NOW))
     elif kind.succeeded:
         fields["firstErrorAt"] = None
     if kind.status is Status.COMPLETED:
@@ -110,10 +110,14 @@ def _next_run_at(kind: Transition, row: Table) -> Expr:
 def _attempts(kind: Transition, row: Table, again: Expr) -> Expr:
     if not kind.counts:
         return {"$max": [0, {"$subtract": ["$attempts", 1]}]}
-    starts_over = {"$and": [again, {"$or": [row.get("resets"), is_set("$oplogue.manual")]}]}
     if kind.reason is Reason.MOVED:
         return 0
-    return when(starts_over, 0, "$attempts")
+    return when(_starts_over(row, again), 0, "$attempts")
+
+
+def _starts_over(row: Table, again: Expr) -> Expr:
+    """Whether the record begins a new sequence of attempts."""
+    return {"$and": [again, {"$or": [row.get("resets"), is_set("$oplogue.manual")]}]}
 
 
 def _finalized(kind: Transition, row: Table) -> dict[str, Expr]:
@@ -149,7 +153,7 @@ def claim_update(
 ) -> list[dict[str, Any]]:
     """Take records for one lease. A suspect is a record whose last lease was lost."""
     attempts = when({"$isNumber": "$attempts"}, {"$add": ["$attempts", 1]}, 1)
-    lost = {"$add": [first_set("$oplogue.lost", 0), 1]} if suspect else 0
+    lost = when({"$isNumber": "$oplogue.lost"}, {"$add": ["$oplogue.lost", 1]}, 1) if suspect else 0
     marks = {
         "token": token,
         "by": literal(owner),
@@ -157,6 +161,8 @@ def claim_update(
         "lost": lost,
         "touched": False,
         "manual": False,
+        # What the document was debounced for is what runs now.
+        "changedAt": None,
     }
     return [
         {
@@ -165,7 +171,7 @@ def claim_update(
                 "nextRunAt": after(NOW, lease_ms),
                 "startedAt": NOW,
                 "attempts": attempts,
-                "oplogue": merged("$oplogue", marks),
+                "oplogue": merged(MARKS, marks),
             }
         }
     ]
@@ -178,10 +184,12 @@ def dead_letter_update(error: str, history_limit: int) -> list[dict[str, Any]]:
     return [
         {
             "$set": {
-                "status": literal(Status.FAILED),
-                "nextRunAt": None,
+                # What killed the process may be mended by the change that came meanwhile.
+                "status": when(_DIRTY, literal(Status.PENDING), literal(Status.FAILED)),
+                "nextRunAt": when(_DIRTY, NOW, None),
+                "attempts": when(_DIRTY, 0, "$attempts"),
                 "lastError": literal(error),
-                "firstErrorAt": first_set("$firstErrorAt", NOW),
+                "firstErrorAt": when(_DIRTY, None, first_set("$firstErrorAt", NOW)),
                 "lastFinalizedAt": NOW,
                 "oplogue.token": REMOVE,
                 **(

@@ -17,7 +17,7 @@ from oplogue.model.states import RUNNING, Status
 from oplogue.store import plans
 from oplogue.store.connection import MAJORITY, Client, bounded, ours
 from oplogue.store.documents import key_of, server_time
-from oplogue.store.expressions import NOW, first_set, literal, merged
+from oplogue.store.expressions import IS_RUNNING, MARKS, NOW, ROOT, first_set, literal, merged, when
 from oplogue.store.plans import PlannedTask, Stamp
 
 _GONE = 2_000
@@ -90,8 +90,8 @@ class Planning:
         bound: timedelta,
     ) -> None:
         """Mark the records of deleted documents: what is inserted again under such an id is new."""
-        times = {key_of(change.id): (change.id, change.deleted_at) for change in deleted}
-        theirs = {"sourceDocId": {"$in": [id_ for id_, _ in times.values()]}, "task": {"$in": list(names)}}
+        times = [(change.id, change.deleted_at) for change in deleted]
+        theirs = {"sourceDocId": {"$in": [id_ for id_, _ in times]}, "task": {"$in": list(names)}}
         with bounded(bound):
             await ours(self._client, source.tasks).update_many(
                 theirs, plans.deletion_update(times, stamp), session=self._session
@@ -102,7 +102,7 @@ class Planning:
     ) -> None:
         """Mark the records of a collection that was dropped or renamed, some thousand at a time."""
         records = ours(self._client, source.tasks)
-        update = plans.deletion_update({None: (None, time)}, stamp)
+        update = plans.deletion_update([(None, time)], stamp)
         theirs: dict[str, Any] = {"task": {"$in": list(names)}}
         while True:
             with bounded(bound):
@@ -164,13 +164,13 @@ class Planning:
             "lastFinalizedAt": NOW,
             "createdAt": first_set("$createdAt", NOW),
             "updatedAt": NOW,
-            "oplogue": merged(_document_or_nothing("$oplogue"), marks),
+            "oplogue": merged(MARKS, marks),
         }
+        # A run that is under way is left alone.
+        update = [{"$replaceWith": when(IS_RUNNING, ROOT, merged(ROOT, parked))}]
         with bounded(bound):
             await ours(self._client, source.tasks).update_one(
-                {"sourceDocId": id_, "task": task.definition.task, "status": {"$nin": list(RUNNING)}},
-                [{"$set": parked}],
-                upsert=True,
+                {"sourceDocId": id_, "task": task.definition.task}, update, upsert=True
             )
 
     async def _aggregate(self, source: Namespace, pipeline: plans.Pipeline, bound: timedelta) -> None:
@@ -183,7 +183,3 @@ class Planning:
         with bounded(bound):
             cursor = await documents.aggregate(pipeline, session=self._session, allowDiskUse=True)
             await cursor.to_list()
-
-
-def _document_or_nothing(field: str) -> Any:
-    return {"$cond": [{"$eq": [{"$type": field}, "object"]}, field, {}]}

@@ -29,6 +29,7 @@ from oplogue.model.definition import Namespace, TaskDefinition
 from oplogue.model.states import Status
 from oplogue.store.expressions import (
     IS_RUNNING,
+    MARKS,
     NOW,
     ROOT,
     Expr,
@@ -101,17 +102,19 @@ def leave_pipeline(
         ]
         for definition, ids in candidates
     ]
-    outside = _found_outside("$$new.oplogue", "$$new.oplogue.term")
+    outside = _found_outside("$$new.oplogue", "$$new.oplogue.term", "$$new.oplogue.event")
     merge = _merge(records, when_matched=outside, when_not_matched="discard")
     return [{"$match": {"_id": {"$in": everything}}}, *_side_by_side(branches), merge]
 
 
-def deletion_update(deleted: Mapping[Any, tuple[Any, Any]], stamp: Stamp) -> Pipeline:
+def deletion_update(deleted: Sequence[tuple[Any, Any]], stamp: Stamp) -> Pipeline:
     """Mark the records of deleted documents; ``deleted`` has each one's id and the cluster time of its event."""
-    times = Table("$sourceDocId", {id_: {"time": time} for id_, time in deleted.values()})
+    times = Table("$sourceDocId", [(id_, {"time": time}) for id_, time in deleted])
     mark = {"term": literal(stamp.term), "event": times.get("time")}
     replayed = {"$gte": [first_set("$oplogue.event", None), times.get("time")]}
-    return [{"$replaceWith": times.bind(when(replayed, ROOT, _found_outside(mark, mark["term"])))}]
+    return [
+        {"$replaceWith": times.bind(when(replayed, ROOT, _found_outside(mark, mark["term"], mark["event"])))}
+    ]
 
 
 def _new_record(task: PlannedTask, stamp: Stamp) -> dict[str, Any]:
@@ -131,7 +134,7 @@ def _new_record(task: PlannedTask, stamp: Stamp) -> dict[str, Any]:
 
 
 def _planned_again(tasks: Sequence[PlannedTask]) -> Expr:
-    policies = Table("$task", {task.definition.task: _policy(task.definition) for task in tasks})
+    policies = Table("$task", [(task.definition.task, _policy(task.definition)) for task in tasks])
     changed = {"$or": [is_set("$oplogue.left"), {"$ne": ["$lastObservedValues", "$$new.lastObservedValues"]}]}
     fires = merged(
         ROOT,
@@ -140,9 +143,13 @@ def _planned_again(tasks: Sequence[PlannedTask]) -> Expr:
             "updatedAt": NOW,
             "dueAt": "$$new.dueAt",
             "oplogue": merged(
-                "$oplogue",
+                MARKS,
                 "$$new.oplogue",
-                {"left": False, "changedAt": _first_change()},
+                {
+                    "left": False,
+                    "changedAt": _first_change(),
+                    "event": _newest("$$new.oplogue.event"),
+                },
                 when(is_set("$oplogue.parked"), {"parked": False}, {}),
             ),
         },
@@ -164,7 +171,6 @@ def _pending_again(policies: Table) -> Expr:
     backing_off = {
         "$and": [
             {"$eq": ["$status", Status.PENDING]},
-            {"$gt": ["$attempts", 0]},
             {"$gt": ["$lastError", None]},
         ]
     }
@@ -195,11 +201,11 @@ def _unchanged() -> Expr:
     unseen = {"$and": [IS_RUNNING, {"$ne": ["$oplogue.touched", True]}]}
     redefined = {"$and": [{"$ne": ["$nextRunAt", None]}, {"$ne": ["$oplogue.hash", "$$new.oplogue.hash"]}]}
     marks = {"term": "$$new.oplogue.term", "hash": "$$new.oplogue.hash"}
-    marked = merged(ROOT, {"oplogue": merged("$oplogue", marks, when(IS_RUNNING, {"touched": True}, {}))})
+    marked = merged(ROOT, {"oplogue": merged(MARKS, marks, when(IS_RUNNING, {"touched": True}, {}))})
     return when({"$or": [outlived, unseen, redefined]}, marked, ROOT)
 
 
-def _found_outside(mark: Expr, term: Expr) -> Expr:
+def _found_outside(mark: Expr, term: Expr, event: Expr) -> Expr:
     noted = {
         "$and": [
             is_set("$oplogue.left"),
@@ -208,9 +214,18 @@ def _found_outside(mark: Expr, term: Expr) -> Expr:
     }
     marked = merged(
         ROOT,
-        {"oplogue": merged("$oplogue", mark, {"left": True}, when(IS_RUNNING, {"touched": True}, {}))},
+        {
+            "oplogue": merged(
+                MARKS, mark, {"left": True, "event": _newest(event)}, when(IS_RUNNING, {"touched": True}, {})
+            )
+        },
     )
     return when({"$or": [_planned_later(term), noted]}, ROOT, marked)
+
+
+def _newest(event: Expr) -> Expr:
+    """A replay of older events must not lower the time of what was planned."""
+    return {"$max": ["$oplogue.event", event]}
 
 
 def _planned_later(term: Expr) -> Expr:

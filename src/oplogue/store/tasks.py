@@ -13,7 +13,8 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from bson import ObjectId
-from pymongo import ASCENDING, IndexModel, UpdateMany
+from bson.errors import InvalidDocument
+from pymongo import ASCENDING, IndexModel, UpdateMany, UpdateOne
 from pymongo.asynchronous.client_session import AsyncClientSession as Session
 from pymongo.errors import OperationFailure, PyMongoError
 
@@ -23,14 +24,15 @@ from oplogue.model.states import RUNNING, Status, Transition
 from oplogue.store import outcomes
 from oplogue.store.connection import Client, Collection, Document, bounded, ours
 from oplogue.store.controls import CONTROLS, Control, Controls, read_controls
-from oplogue.store.expressions import NOW, milliseconds
-from oplogue.store.faults import is_passing
+from oplogue.store.expressions import NOW, literal, milliseconds
+from oplogue.store.faults import UNSENDABLE, is_passing
 from oplogue.store.fields import aware, aware_or_none, document_in
 
 _DUE = {"$expr": {"$lte": ["$nextRunAt", NOW]}}
 _HAS_DATE = {"nextRunAt": {"$type": "date"}}
 _CLAIMED_FIELDS = {
     "task": 1,
+    "status": 1,
     "sourceDocId": 1,
     "attempts": 1,
     "lastObservedValues": 1,
@@ -120,7 +122,8 @@ class TaskRecords:
                     look.now = aware(row["now"])
                     look.next_at[row["_id"]] = aware(row["at"])
                 elif "task" in row:
-                    look.due[row["task"]].append(row["_id"])
+                    if _is_hashable(row["_id"]):
+                        look.due[row["task"]].append(row["_id"])
                     look.reached[row["task"]] = aware(row["nextRunAt"])
                 else:
                     look.now = aware(row["now"])
@@ -130,7 +133,13 @@ class TaskRecords:
         return look
 
     async def claim(
-        self, ids: Sequence[Any], *, owner: str, lease: timedelta, suspects: bool = False
+        self,
+        ids: Sequence[Any],
+        *,
+        owner: str,
+        lease: timedelta,
+        suspects: bool = False,
+        patience: timedelta | None = None,
     ) -> list[ClaimedRecord]:
         """Take those of the records that are still due; what comes back is owned under one new token."""
         token = ObjectId()
@@ -144,7 +153,7 @@ class TaskRecords:
             token, owner, milliseconds(lease), suspect=suspects, alone=suspects and len(ids) == 1
         )
         try:
-            with bounded(self._bound):
+            with bounded(patience or self._bound):
                 result = await self._records.update_many(taken, update)
                 if not result.matched_count:
                     return []
@@ -155,9 +164,30 @@ class TaskRecords:
         with bounded(self._bound):
             owned = {"_id": {"$in": list(ids)}, "oplogue.token": token}
             documents = await self._records.find(owned, _CLAIMED_FIELDS, batch_size=len(ids) + 1).to_list()
-        order = {id_: place for place, id_ in enumerate(map(_hashable, ids))}
-        documents.sort(key=lambda document: order.get(_hashable(document["_id"]), 0))
+        await self._take_newer(documents, token)
+        order = {id_: place for place, id_ in enumerate(ids)}
+        documents.sort(key=lambda document: order[document["_id"]])
         return [_claimed(document, token) for document in documents]
+
+    async def _take_newer(self, documents: Sequence[Document], token: Any) -> None:
+        """Values that moved on between the claim's two steps were read: they are what runs, and not once more."""
+        writes = [
+            UpdateOne(
+                {
+                    "_id": document["_id"],
+                    "oplogue.token": token,
+                    "status": Status.PROCESSING_DIRTY,
+                    "oplogue.manual": {"$ne": True},
+                    "$expr": {"$eq": ["$lastObservedValues", literal(document.get("lastObservedValues"))]},
+                },
+                {"$set": {"status": Status.PROCESSING}},
+            )
+            for document in documents
+            if document.get("status") == Status.PROCESSING_DIRTY
+        ]
+        if writes:
+            with bounded(self._bound):
+                await self._records.bulk_write(writes, ordered=False)
 
     async def suspects(self, tasks: Sequence[str], limit: int) -> list[Suspect]:
         """Records whose lease ended without an outcome, the oldest first."""
@@ -165,7 +195,7 @@ class TaskRecords:
         fields = {"task": 1, "attempts": 1, "oplogue.lost": 1, "oplogue.alone": 1}
         with bounded(self._bound):
             found = await self._records.find(expired, fields).sort("nextRunAt", 1).limit(limit).to_list()
-        return [_suspect(document) for document in found]
+        return [_suspect(document) for document in found if _is_hashable(document["_id"])]
 
     async def fail_suspects(self, ids: Sequence[Any], error: str, history_limit: int) -> int:
         """Dead letters: records that cost their process its life, or its lease, each time they ran."""
@@ -186,8 +216,12 @@ class TaskRecords:
             UpdateMany(outcomes.fence(list(group), token), outcomes.settle_update(group))
             for group in _alike(transitions)
         ]
-        with bounded(self._bound):
-            result = await self._records.bulk_write(writes, ordered=False)
+        try:
+            with bounded(self._bound):
+                result = await self._records.bulk_write(writes, ordered=False)
+        except (InvalidDocument, OverflowError) as error:
+            # What the driver can't send is refused as by the server.
+            raise OperationFailure(str(error), code=UNSENDABLE) from error
         if result.matched_count == len(transitions):
             return set()
         return await self._lost(token, transitions)
@@ -198,8 +232,7 @@ class TaskRecords:
             kept = await self._records.find(
                 {"_id": {"$in": wanted}, "oplogue.token": token}, {"_id": 1}
             ).to_list()
-        ours_still = {_hashable(document["_id"]) for document in kept}
-        return {id_ for id_ in wanted if _hashable(id_) not in ours_still}
+        return set(wanted) - {document["_id"] for document in kept}
 
     async def settle_one(
         self, token: Any, id_: Any, transition: Transition
@@ -291,7 +324,8 @@ def _split(kind: dict[Any, Transition]) -> list[dict[Any, Transition]]:
     equal: dict[Any, dict[Any, Transition]] = defaultdict(dict)
     for id_, transition in kind.items():
         if transition.values is not None:
-            return [kind]
+            # Their values may be large: a statement holds a few, not thousands.
+            return [{one: kind[one]} for one in kind]
         equal[transition][id_] = transition
         if len(equal) > _MOST_STATEMENTS:
             return [kind]
@@ -334,10 +368,10 @@ def _suspect(document: Document) -> Suspect:
     )
 
 
-def _hashable(id_: Any) -> Any:
-    """Record ids are ours, or mongodash's: ObjectIds. Ids put in by hand may be documents."""
+def _is_hashable(id_: Any) -> bool:
+    """Record ids are ObjectIds; of those that somebody put in by hand, documents can't be worked with."""
     try:
         hash(id_)
     except TypeError:
-        return repr(id_)
-    return id_
+        return False
+    return True
