@@ -7,7 +7,6 @@ from harness import CLOCK, Scene, task
 from harness.scene import LEASE
 
 
-@pytest.mark.xfail(strict=False, reason="a cancellation that the driver swallows hangs the leader")
 @pytest.mark.row("8", "zombie leader: SIGSTOP for 3 leases")
 def test_a_zombie_leader_changes_nothing_for_the_worse(scene: Scene, full: bool) -> None:
     rounds = 20 if full else 3

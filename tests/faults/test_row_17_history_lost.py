@@ -15,7 +15,6 @@ from oplogue.embedded import start_embedded
 SMALL = ("--oplogSize", "8", "--syncdelay", "1", "--setParameter", "enableTestCommands=1")
 
 
-@pytest.mark.xfail(strict=False, reason="after history loss the same position is opened again")
 @pytest.mark.row("17", "oplog truncated past the position")
 def test_a_lost_history_ends_in_a_reconciliation(scene_on: Callable[..., Scene], full: bool) -> None:
     rounds = 5 if full else 1

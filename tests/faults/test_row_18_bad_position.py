@@ -50,7 +50,7 @@ def _edits(scene: Scene) -> dict[str, Edit]:
     }
 
 
-@pytest.mark.xfail(strict=False, reason="after history loss the same position is opened again")
+@pytest.mark.xfail(strict=False, reason="a token from the future waits silently")
 @pytest.mark.row("18", "position corrupt, foreign, in the future")
 def test_a_bad_position_is_recovered_from(scene: Scene) -> None:
     writer = scene.writer(list(range(20)))

@@ -7,7 +7,6 @@ from harness import CLOCK, Scene, task, until
 from harness.scene import SOURCE
 
 
-@pytest.mark.xfail(strict=False, reason="documents are parked when the unique index is gone")
 @pytest.mark.row("19", "collection, database dropped or renamed")
 def test_it_goes_on_unaided(scene: Scene, full: bool) -> None:
     rounds = 5 if full else 1

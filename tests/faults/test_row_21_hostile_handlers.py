@@ -32,6 +32,7 @@ def test_a_killer_becomes_a_dead_letter_and_its_neighbours_live(scene: Scene, fu
 
     until(buried, timeout=60 if not full else 600, what="the dead letter", every=0.05)
     took = CLOCK.monotonic() - began
+    until(lambda: scene.count("task.dead_letter"), timeout=5, what="the event of the dead letter")
     del writer.latest[killer]
     verdict = scene.settle(writer)
     scene.conclude(verdict, times=deaths, recoveries=[took], dead_letters=scene.count("task.dead_letter"))
@@ -39,7 +40,6 @@ def test_a_killer_becomes_a_dead_letter_and_its_neighbours_live(scene: Scene, fu
     assert scene.count("task.dead_letter") == 1
 
 
-@pytest.mark.xfail(strict=False, reason="leases are lost while the loop is blocked")
 @pytest.mark.row("21h", "handlers that hang, block the loop, swallow")
 def test_hanging_handlers_fail_and_the_others_go_on(scene: Scene, full: bool) -> None:
     times = 10 if full else 2

@@ -107,7 +107,7 @@ class Oracle:
             if run.handled and isinstance(run.version, int):
                 best[run.id] = max(best.get(run.id, 0), run.version)
         lost = [repr(id_) for id_, version in latest.items() if best.get(repr(id_), 0) < version]
-        handled = Counter((run.id, run.version) for run in runs if run.handled)
+        handled = Counter((run.id, repr(run.version)) for run in runs if run.handled)
         return Verdict(
             lost=() if by_effects else tuple(lost),
             stuck=tuple(self.stuck(task, collection, latest)),

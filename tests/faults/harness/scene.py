@@ -46,7 +46,11 @@ class Scene:
         self.database_name = f"row_{report.row}_{uuid.uuid4().hex[:8]}"
         self.uri = server.uri_for(self.database_name)
         self.client: MongoClient[dict[str, Any]] = MongoClient(
-            self.uri, tz_aware=True, heartbeatFrequencyMS=500, serverSelectionTimeoutMS=10_000
+            self.uri,
+            tz_aware=True,
+            datetime_conversion="DATETIME_AUTO",
+            heartbeatFrequencyMS=500,
+            serverSelectionTimeoutMS=10_000,
         )
         self.database: Database[dict[str, Any]] = self.client[self.database_name]
         self.oracle = Oracle(folder, self.database)
