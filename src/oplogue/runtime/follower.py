@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Protocol
 
 from oplogue.clock import Clock
@@ -106,8 +106,11 @@ class Follower:
         self._saving: asyncio.Task[None] | None = None
         self._until = asyncio.Event()
 
-    async def open(self) -> None:
-        """Open the stream at the saved position, or afresh where there is none that can be used."""
+    async def open(self, since: datetime | None = None) -> None:
+        """Open the stream at the saved position, or afresh where there is none that can be used.
+
+        ``since``: a trigger that came into force then is not covered by the position.
+        """
         stored = await self._leadership.saved()
         now = await operation_time(self._client, bound=self._bound)
         position = read_position(stored, self._follows)
@@ -115,6 +118,8 @@ class Follower:
             position = (
                 Position(now) if stored is None else await self._afresh("the saved position can't be used")
             )
+        if since is not None:
+            position = position.not_after(since)
         self._read = position
         await self._reopen(None)
 

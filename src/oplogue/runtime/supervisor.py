@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from oplogue.clock import Clock
@@ -97,6 +97,7 @@ class Supervisor:
         )
         self._governing = asyncio.Event()
         self._redefined = asyncio.Event()
+        self._since: datetime | None = None
         self._instances = Instances(client, self._globals, bound=settings.bound)
         self._controls = StoredControls(client, self._globals, bound=settings.bound)
         self._presence = Presence(
@@ -324,7 +325,10 @@ class Supervisor:
         stored = await self._definitions.all()
         position = await self._leadership.saved()
         covered = set(list_in((position or {}).get("covers")))
-        passed_over = [task.name for task in stored if task.reconciled and task.planned.hash not in covered]
+        uncovered = [task for task in stored if task.reconciled and task.planned.hash not in covered]
+        # Where a user wants no backfill of a changed trigger, the events since the change are enough.
+        self._since = min(filter(None, map(_unfilled_since, uncovered)), default=None)
+        passed_over = [task.name for task in uncovered if _unfilled_since(task) is None]
         if passed_over:
             await self._definitions.to_be_reconciled(passed_over)
             stored = await self._definitions.all()
@@ -359,7 +363,7 @@ class Supervisor:
             bus=self._bus,
             clock=self._clock,
         )
-        await follower.open()
+        await follower.open(self._since)
         self._governing.set()
         watching = asyncio.create_task(self._watch_definitions(stored), name="oplogue-definitions")
         reprocessing = keep_running("reprocessing", self._reprocess, bus=self._bus, clock=self._clock)
@@ -449,6 +453,11 @@ class Supervisor:
         self._bus.emit("planner.history_lost", error=reason)
         await self._definitions.to_be_reconciled()
         self._redefined.set()
+
+
+def _unfilled_since(task: StoredTask) -> datetime | None:
+    wanted = task.planned.definition.evolution.reconcile_on_trigger_change
+    return None if wanted else task.defined_at
 
 
 def _defined(tasks: Iterable[StoredTask]) -> set[tuple[str, str, int]]:

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Collection as Collection_
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from bson import json_util
@@ -26,6 +26,7 @@ from oplogue.model.projection import compile_projection
 from oplogue.model.retry import describe, policy_from
 from oplogue.store.connection import Client, Collection, Document, bounded, ours
 from oplogue.store.expressions import NOW, ROOT, Expr, first_set, literal, merged, when
+from oplogue.store.fields import aware_or_none
 from oplogue.store.plans import PlannedTask
 
 _PREFIX = "task:"
@@ -40,6 +41,8 @@ class StoredTask:
 
     planned: PlannedTask
     reconciled: bool
+    defined_at: datetime | None = None
+    """Since when this trigger is in force."""
 
     @property
     def name(self) -> str:
@@ -200,4 +203,8 @@ def _stored(document: Document) -> StoredTask | None:
         )
     except (KeyError, TypeError, ValueError, ConfigurationError):
         return None
-    return StoredTask(PlannedTask(definition, document["hash"]), document.get("reconciled") is True)
+    return StoredTask(
+        PlannedTask(definition, document["hash"]),
+        document.get("reconciled") is True,
+        aware_or_none(document.get("definedAt")),
+    )

@@ -249,7 +249,7 @@ def _record(collection: str, document: Document) -> TaskRecord:
         next_run_at=date("nextRunAt"),
         due_at=date("dueAt"),
         attempts=attempts if isinstance(attempts, int) else 0,
-        last_observed_values=document_in(document.get("lastObservedValues")) or None,
+        last_observed_values=_values(document),
         last_error=None if error is None else str(error),
         first_error_at=date("firstErrorAt"),
         created_at=date("createdAt"),
@@ -262,6 +262,11 @@ def _record(collection: str, document: Document) -> TaskRecord:
         else LastSuccess(succeeded_at, int(last_success.get("durationMs") or 0)),
         execution_history=tuple(_entries(document)),
     )
+
+
+def _values(document: Document) -> dict[str, Any] | None:
+    values = document.get("lastObservedValues")
+    return document_in(values) if isinstance(values, dict) else None
 
 
 def _entries(document: Document) -> list[HistoryEntry]:

@@ -17,7 +17,7 @@ import asyncio
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any
 
@@ -93,6 +93,11 @@ class Position:
 
     time: Timestamp
     token: Document | None = None
+
+    def not_after(self, moment: datetime) -> Position:
+        """This position, or one at that moment where that is earlier."""
+        time = Timestamp(int(moment.timestamp()), 0)
+        return self if self.time <= time else Position(time)
 
     def stored(self, follows: Following, term: int) -> Document:
         """As it is kept in the leader's document: with what it is valid for."""
@@ -258,7 +263,16 @@ def read_position(stored: Document | None, follows: Following) -> Position | Non
     if stored is None or not isinstance(stored.get("time"), Timestamp):
         return None
     same = stored.get("target") == follows.target and stored.get("pipeline") == follows.pipeline
-    return Position(stored["time"], (document_in(stored.get("token")) or None) if same else None)
+    return Position(stored["time"], _sound(stored) if same else None)
+
+
+def _sound(stored: Document) -> Document | None:
+    """The token, if it stands for the time that it was saved with: the server takes one from the future silently."""
+    token = document_in(stored.get("token"))
+    try:
+        return token if token_time(token) == stored["time"] else None
+    except (KeyError, TypeError, ValueError, IndexError, struct.error):
+        return None
 
 
 async def operation_time(client: Client, *, bound: timedelta) -> Timestamp:
