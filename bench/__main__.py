@@ -43,7 +43,8 @@ def main() -> int:
         return 2
     scale = arguments.scale
     with start_embedded() as server:
-        outcome = _loop(_run(Lab(server.uri, server.uri_for, scale=scale), chosen, arguments.repetitions))
+        lab = Lab(server.uri, server.uri_for, scale=scale, server_pid=server.members[0].pid)
+        outcome = _loop(_run(lab, chosen, arguments.repetitions))
     path = _HERE / "results" / f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}.json"
     path.write_text(json.dumps({"machine": _machine(), "scale": scale, "benchmarks": outcome}, indent=1))
     print(f"\nwritten to bench/results/{path.name}")

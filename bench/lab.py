@@ -90,10 +90,13 @@ class Ledger:
 class Lab:
     """One server, and what the measurements share."""
 
-    def __init__(self, uri: str, uri_for: Callable[[str], str], *, scale: float) -> None:
+    def __init__(
+        self, uri: str, uri_for: Callable[[str], str], *, scale: float, server_pid: int | None = None
+    ) -> None:
         self.uri = uri
         self.uri_for = uri_for
         self.scale = scale
+        self._server_pid = server_pid
         self.client: AsyncMongoClient[Document] = AsyncMongoClient(uri)
         self.commands = Commands()
 
@@ -130,6 +133,20 @@ class Lab:
             return await records.find_one(_UNFINISHED, {"_id": 1}) is None
 
         await until(done, every=0.005)
+
+    def stopwatch(self) -> Callable[[int], dict[str, float]]:
+        """Start measuring; call the answer with a number of tasks for processor time and commands of each."""
+        mine, servers = time.process_time(), processor_seconds(self._server_pid)
+        self.commands.reset()
+
+        def stop(tasks: int) -> dict[str, float]:
+            figures = {"commands per task": self.commands.total() / tasks}
+            figures["python µs per task"] = (time.process_time() - mine) / tasks * 1e6
+            if servers:
+                figures["mongod µs per task"] = (processor_seconds(self._server_pid) - servers) / tasks * 1e6
+            return figures
+
+        return stop
 
     async def close(self) -> None:
         """Close the runner's own client."""
@@ -169,3 +186,12 @@ def resident(process: int | str = "self") -> float:
     except OSError:
         return 0.0
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def processor_seconds(process: int | None) -> float:
+    """Processor time that a process has used; 0 where the system doesn't tell."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -29,9 +29,17 @@ async def _oplogue(lab: Lab) -> Sample:
     async with lab.database() as database:
         await _reconcile(lab, database)
         orders, records = database["orders"], database["orders_tasks"]
-        new = await _planned(lab, database, count, lambda: insert(database, count))
-        if await records.count_documents({}) != count:
-            raise VoidError("not every document has a record")
+
+        async def all_there() -> bool:
+            return await records.estimated_document_count() == count
+
+        async def all_left() -> bool:
+            return await records.count_documents({"oplogue.left": True}) == count
+
+        async def as_counted() -> bool:
+            return True
+
+        new = await _planned(lab, database, count, lambda: insert(database, count), all_there)
 
         async def touch() -> None:
             await orders.update_many({}, {"$set": {"status": "done"}})
@@ -39,10 +47,8 @@ async def _oplogue(lab: Lab) -> Sample:
         async def leave() -> None:
             await orders.update_many({}, {"$set": {"status": "open"}})
 
-        unchanged = await _planned(lab, database, count, touch)
-        leaving = await _planned(lab, database, count, leave)
-        if await records.count_documents({"oplogue.left": True}) != count:
-            raise VoidError("not every record is marked as left")
+        unchanged = await _planned(lab, database, count, touch, as_counted)
+        leaving = await _planned(lab, database, count, leave, all_left)
         return {"new per s": new, "unchanged per s": unchanged, "leaving per s": leaving}
 
 
@@ -58,9 +64,17 @@ async def _reconcile(lab: Lab, database: AsyncDatabase[Document]) -> None:
 
 
 async def _planned(
-    lab: Lab, database: AsyncDatabase[Document], count: int, write: Callable[[], Awaitable[None]]
+    lab: Lab,
+    database: AsyncDatabase[Document],
+    count: int,
+    write: Callable[[], Awaitable[None]],
+    shown: Callable[[], Awaitable[bool]],
 ) -> float:
-    """Write while no instance runs, then plan it all; documents per second after the first batch."""
+    """Write while no instance runs, then plan it all; documents per second after the first batch.
+
+    Events that the instance before had planned and not noted as planned come again: they are counted as work, so
+    the records must show the end too.
+    """
     await write()
     batches: list[tuple[float, int]] = []
     async with lab.app(database.name, concurrency=0) as app:
@@ -73,7 +87,7 @@ async def _planned(
         await app.start()
 
         async def all_planned() -> bool:
-            return sum(planned for _, planned in batches) >= count
+            return sum(planned for _, planned in batches) >= count and await shown()
 
         await until(all_planned, every=0.01)
     timed = sum(planned for _, planned in batches[1:])

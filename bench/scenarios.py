@@ -81,17 +81,16 @@ async def burst(lab: Lab, count: int, slots: int, *, await_seconds: float = 0, k
             await _keep_completed(database, kept)
         await _warm_up(lab, database, ledger)
         ledger.expect(count + 10)
-        lab.commands.reset()
-        begun = time.perf_counter()
+        begun, stop = time.perf_counter(), lab.stopwatch()
         await insert(database, count)
         inserted = time.perf_counter() - begun
         async with asyncio.timeout(120):
             await ledger.full.wait()
         await lab.settled(database)
         took = time.perf_counter() - begun
-        sent = lab.commands.total()
+        used = stop(count)
         ledger.check([*range(count), *range(-10, 0)])
-        return {"per s": count / took, "insert s": inserted, "commands per task": sent / count}
+        return {"per s": count / took, "insert s": inserted, **used}
 
 
 async def _keep_completed(database: AsyncDatabase[Document], count: int) -> None:
@@ -153,7 +152,6 @@ async def backlog(
         async def open_gate() -> float:
             nonlocal gate_open
             gate_open = True
-            lab.commands.reset()
             # Workers look at the gate when something stirs: one document more does.
             await insert(database, 1, start=count)
             return float(await opened)
@@ -167,11 +165,12 @@ async def drain(lab: Lab, count: int, slots: int, fetch: Fetch = "nothing") -> S
         ledger = Ledger()
         async with backlog(lab, database, count, slots, ledger, fetch) as open_gate:
             ledger.expect(count + 1)
+            stop = lab.stopwatch()
             begun = await open_gate()
             async with asyncio.timeout(120):
                 await ledger.full.wait()
             await lab.settled(database)
             took = time.perf_counter() - begun
-            sent = lab.commands.total()
+            used = stop(count)
         ledger.check(range(count + 1))
-        return {"per s": count / took, "commands per task": sent / count}
+        return {"per s": count / took, **used}
