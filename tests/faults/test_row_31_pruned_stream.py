@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import pytest
 from harness import Report, Scene
@@ -41,7 +41,7 @@ def test_no_update_that_matters_is_pruned(scene: Scene, report: Report, full: bo
     end = scene.now()
     every: dict[Any, bool] = {}
     options: dict[str, Any] = {"start_at_operation_time": since, "max_await_time_ms": 500}
-    images = {"full_document": "required", "full_document_before_change": "required"}
+    images: dict[str, Any] = {"full_document": "required", "full_document_before_change": "required"}
     with database.watch(**options, **images) as changes:
         while (change := changes.try_next()) is not None and change["clusterTime"] <= end:
             before, after = change.get("fullDocumentBeforeChange"), change.get("fullDocument")
@@ -66,26 +66,26 @@ def _watched(document: Mapping[str, Any]) -> list[Any]:
     return [_at(document, path.split(".")) for path in WATCHED]
 
 
-def _at(value: Any, path: list[str]) -> Any:
+def _at(value: Any, path: Sequence[str]) -> Any:
     """What an aggregation expression reads at a path, and more: positions in arrays too."""
     if not path:
         return repr(value)
     if isinstance(value, dict):
-        return _at(value[path[0]], path[1:]) if path[0] in value else None
+        fields = cast(Document, value)
+        return _at(fields[path[0]], path[1:]) if path[0] in fields else None
     if isinstance(value, list):
-        return [_at(one, path) for one in value] + (
-            [_at(value[int(path[0])], path[1:])] if path[0].isdigit() and int(path[0]) < len(value) else []
-        )
+        items = cast(list[Any], value)
+        place = int(path[0]) if path[0].isdigit() else len(items)
+        return [_at(one, path) for one in items] + [_at(one, path[1:]) for one in items[place : place + 1]]
     return None
 
 
 def _value(random_: random.Random) -> Any:
-    return random_.choice(
-        [
-            *(1, 2, "text", None, [], {}, [1, 2, 3], {"c": 1}, {"c": {"deep": 2}}, {"x": 1}, {"f": {"g": 1}}),
-            *([{"x": 1}, {"y": 2}], [{"x": 1, "y": 1}], {"0": 1}, [[1], [2]], random_.random()),
-        ]
-    )
+    values: list[Any] = [
+        *(1, 2, "text", None, [], {}, [1, 2, 3], {"c": 1}, {"c": {"deep": 2}}, {"x": 1}, {"f": {"g": 1}}),
+        *([{"x": 1}, {"y": 2}], [{"x": 1, "y": 1}], {"0": 1}, [[1], [2]], random_.random()),
+    ]
+    return random_.choice(values)
 
 
 def _update(things: Collection[Document], random_: random.Random) -> int:
@@ -93,24 +93,23 @@ def _update(things: Collection[Document], random_: random.Random) -> int:
     which = {"_id": random_.randrange(DOCUMENTS)}
     path, value = random_.choice(PATHS), _value(random_)
     plain = random_.choice([name for name in PATHS if "$" not in name])
-    update: Any = random_.choice(
-        [
-            {"$set": {path: value}},
-            {"$set": {path: value, plain: value}},
-            {"$unset": {path: 1}},
-            {"$unset": {path.partition(".")[0]: 1}},
-            {"$rename": {plain: random_.choice([name for name in PATHS if "$" not in name])}},
-            {"$push": {plain: value}},
-            {"$push": {plain: {"$each": [value], "$slice": -2}}},
-            {"$pop": {plain: random_.choice([1, -1])}},
-            {"$pull": {plain: value if not isinstance(value, dict) else 1}},
-            {"$inc": {plain: 1}},
-            [{"$set": {plain: {"$literal": value}}}],
-            [{"$unset": [plain]}],
-            [{"$replaceWith": {"_id": "$_id", "a": "$b", "b": "$a", "list": "$list"}}],
-            [{"$set": {"list": {"$slice": [{"$cond": [{"$isArray": "$list"}, "$list", [1, 2]]}, 1]}}}],
-        ]
-    )
+    ways: list[Any] = [
+        {"$set": {path: value}},
+        {"$set": {path: value, plain: value}},
+        {"$unset": {path: 1}},
+        {"$unset": {path.partition(".")[0]: 1}},
+        {"$rename": {plain: random_.choice([name for name in PATHS if "$" not in name])}},
+        {"$push": {plain: value}},
+        {"$push": {plain: {"$each": [value], "$slice": -2}}},
+        {"$pop": {plain: random_.choice([1, -1])}},
+        {"$pull": {plain: value if not isinstance(value, dict) else 1}},
+        {"$inc": {plain: 1}},
+        [{"$set": {plain: {"$literal": value}}}],
+        [{"$unset": [plain]}],
+        [{"$replaceWith": {"_id": "$_id", "a": "$b", "b": "$a", "list": "$list"}}],
+        [{"$set": {"list": {"$slice": [{"$cond": [{"$isArray": "$list"}, "$list", [1, 2]]}, 1]}}}],
+    ]
+    update = random_.choice(ways)
     try:
         if random_.random() < 0.05:
             things.replace_one(which, {plain.partition(".")[0]: value})
