@@ -6,11 +6,11 @@ Three loops, and a settler that writes what has ended::
     runs           one coroutine per started run; as many as there are slots
     reclaim loop   a few times per lease: takes over records whose owner lost its lease
 
-Claims run ahead of the slots, by about as much as is worked off in a tenth of a second, so that short handlers
-don't wait for round trips; what is claimed and not started is given back when its task is throttled or the
-instance stops. The claim loop sleeps until something stirs: a wake-up from the planner, a slot that came free, the
-due time that the last look announced, or, as a net below all of these, an idle time that grows while nothing is
-found.
+Claims run ahead of the slots, by about as much as is worked off while a few claims are under way (0.1 s to 1 s),
+so that short handlers don't wait for round trips; what is claimed and not started is given back when its task is
+throttled or the instance stops. The claim loop sleeps until something stirs: a wake-up from the planner, a slot that
+came free, the due time that the last look announced, or, as a net below all of these, an idle time that grows while
+nothing is found.
 
 Records whose lease was lost are *suspects*: their process may have died of them. They are claimed apart, one
 small group at a time, so that the neighbours of a killer live.
@@ -40,7 +40,7 @@ from oplogue.store.faults import StoreError, describe
 from oplogue.store.tasks import Look
 
 _MOST_AHEAD = 1_000
-_AHEAD_SECONDS = 0.1
+_LEAST_AHEAD, _FURTHEST_AHEAD = 0.1, 1.0
 _FIRST_IDLE = 0.5
 _CANCEL_AGAIN = 0.5
 
@@ -64,6 +64,7 @@ class Executor:
         self._buffered = 0
         self._running: dict[Run, asyncio.Task[None]] = {}
         self._suspects: set[Run] = set()
+        self._ahead = _LEAST_AHEAD
         self._crowded = False
         self._stirred = asyncio.Event()
         self._cleared = asyncio.Event()
@@ -165,8 +166,12 @@ class Executor:
             if self._crowded:
                 await self._clock.wait(self._stirred, None)
                 continue
+            asked_at = self._clock.monotonic()
             found, rest = await self._claim_round(room)
             if found:
+                # What is claimed ahead must last until the next claim has come home, and then some.
+                took = self._clock.monotonic() - asked_at
+                self._ahead = min(max(0.5 * self._ahead + 2 * took, _LEAST_AHEAD), _FURTHEST_AHEAD)
                 idle = _FIRST_IDLE
                 continue
             await self._clock.wait(self._stirred, min(idle, rest))
@@ -175,7 +180,7 @@ class Executor:
     def _room(self) -> int:
         """How many records a claim may take now; 0 while it would be too few to be worth its round trips."""
         slots = self._settings.concurrency
-        ahead = min(_MOST_AHEAD, int(self._settler.rate * _AHEAD_SECONDS))
+        ahead = min(_MOST_AHEAD, int(self._settler.rate * self._ahead))
         room = slots + ahead - len(self._running) - self._buffered
         starving = not self._buffered and len(self._running) < slots
         return room if starving or room * 4 >= slots + ahead else 0

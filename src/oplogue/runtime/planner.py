@@ -26,7 +26,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from oplogue.clock import Clock
 from oplogue.model.definition import Namespace
@@ -42,7 +42,7 @@ from oplogue.store.faults import (
     is_stalled,
     misses_index,
 )
-from oplogue.store.planning import Change, Planning
+from oplogue.store.planning import FEW, Change, Planning, Recorded
 from oplogue.store.plans import PlannedTask, Stamp
 from oplogue.store.stream import Batch, Event, Kind, Position
 
@@ -55,6 +55,7 @@ _CAREFUL_FOR = 60.0
 _RETRY_HELD = 0.5
 
 Changes = dict[Any, Change]
+Sent = TypeVar("Sent")
 
 
 @dataclass(slots=True)
@@ -109,6 +110,8 @@ class Planner:
         self._clock = clock
         self._in_hand = InHand()
         self._held = InHand()
+        # Collections in whose ranges documents with records were met: the next range will have some too.
+        self._met_before: set[Namespace] = set()
         self._held_until = 0.0
         self._careful_until = 0.0
         self._arrived = asyncio.Event()
@@ -166,10 +169,14 @@ class Planner:
     ) -> None:
         """Plan a range of documents for a reconciliation, between batches; one by one where the range is refused."""
         stamp = await self._again(lambda: self._planning.stamp(tasks, now, self._bound))
+        source = tasks[0].definition.source
+        all_new = source not in self._met_before
         try:
-            await self._again(
-                lambda: self._planning.plan_where(tasks, selection, stamp, self._bound), but=is_stalled
+            as_new = await self._send(
+                lambda: self._planning.plan_where(tasks, selection, stamp, self._bound, all_new=all_new)
             )
+            if not as_new:
+                self._met_before.add(source)
         except StoreError as error:
             self._bus.emit("planner.batch_failed", count=0, error=describe(error))
             changes = [Change(id_, now, now, inserted=True) for id_ in await self._again(ids)]
@@ -310,15 +317,8 @@ class Planner:
         self, tasks: list[PlannedTask], group: list[Change], stamp: Stamp, bound: timedelta
     ) -> None:
         """Plan documents for tasks; what the server refuses is halved until it is one of each, and parked."""
-        ids = [change.id for change in group]
-        leavers = [change.id for change in group if not change.inserted]
         try:
-            await self._again(lambda: self._planning.plan(tasks, ids, stamp, bound), but=is_stalled)
-            self._wake(task.definition.task for task in tasks)
-            if leavers:
-                await self._again(
-                    lambda: self._planning.mark_left(tasks, leavers, stamp, bound), but=is_stalled
-                )
+            await self._plan_statements(tasks, group, stamp, bound)
         except StoreError as error:
             if is_passing(error):
                 raise
@@ -327,6 +327,35 @@ class Planner:
                 self._hold(tasks[0].definition.source, group)
                 return
             await self._halve(tasks, group, stamp, bound, error)
+
+    async def _plan_statements(
+        self, tasks: list[PlannedTask], group: list[Change], stamp: Stamp, bound: timedelta
+    ) -> None:
+        """New records by one cheap statement, others by one that decides; then who has left."""
+        names = [task.definition.task for task in tasks]
+        new = [change.id for change in group if change.inserted]
+        others = [change.id for change in group if not change.inserted]
+        recorded: Recorded | None = None
+        if len(others) > FEW:
+            recorded = await self._send(lambda: self._planning.recorded(tasks, others, stamp, bound))
+            known = {key_of(id_) for ids in recorded.values() for id_ in ids}
+            new += [id_ for id_ in others if key_of(id_) not in known]
+            others = [id_ for id_ in others if key_of(id_) in known]
+        if new:
+            await self._send(lambda: self._planning.plan(tasks, new, stamp, bound, all_new=True))
+            self._wake(names)
+        if others:
+            await self._send(lambda: self._planning.plan(tasks, others, stamp, bound))
+            self._wake(names)
+            # The workers' look goes out before the next statement is built.
+            await self._clock.sleep(0)
+            if recorded is None:
+                recorded = await self._send(lambda: self._planning.recorded(tasks, others, stamp, bound))
+            await self._send(lambda: self._planning.mark_left(tasks, recorded, stamp, bound))
+
+    async def _send(self, statement: Callable[[], Awaitable[Sent]]) -> Sent:
+        """Send it until it goes through; one that stalls is not sent again here."""
+        return await self._again(statement, but=is_stalled)
 
     async def _halve(
         self,
@@ -359,8 +388,8 @@ class Planner:
         self._bus.emit("planner.parked", source=source, doc_id=change.id, task=name, error=said)
 
     async def _again(
-        self, send: Callable[[], Any], but: Callable[[BaseException], bool] | None = None
-    ) -> Any:
+        self, send: Callable[[], Awaitable[Sent]], but: Callable[[BaseException], bool] | None = None
+    ) -> Sent:
         """Send a statement until it goes through, while its failures pass and this instance is in office."""
         pause = 0.02
         while True:

@@ -251,10 +251,13 @@ class ReactiveSource:
                 continue
             groups[record.token][record.id] = transition
             runs[record.token, record.id] = one.run
+        if not groups:
+            return
+        lost = await self._records.settle_all(groups)
         for token, transitions in groups.items():
-            lost = await self._records.settle(token, transitions)
+            gone = lost.get(token, ())
             for id_, transition in transitions.items():
-                self._report(runs[token, id_], None if id_ in lost else transition)
+                self._report(runs[token, id_], None if id_ in gone else transition)
 
     async def _settle_transaction(self, run: Run, transition: Transition) -> None:
         """Its completion may have been committed: then the fence matches nothing, and the record has our token."""

@@ -40,10 +40,10 @@ def renewal(lease_ms: int) -> list[dict[str, Any]]:
 
 def settle_update(transitions: Mapping[Any, Transition]) -> list[dict[str, Any]]:
     """The update for records (by id) whose transitions have one reason; one row of constants where all are equal."""
-    rows = [(id_, _row(transition)) for id_, transition in transitions.items()]
     first = next(iter(transitions.values()))
     alike = all(transition is first or transition == first for transition in transitions.values())
-    table = Table("$_id", [(None, _row(first))] if alike else rows)
+    rows = {None: first} if alike else transitions
+    table = Table("$_id", [(id_, _row(transition)) for id_, transition in rows.items()])
     fields = _fields(first, table)
     if alike:
         return [{"$set": fields}]

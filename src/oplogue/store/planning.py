@@ -10,6 +10,7 @@ from typing import Any
 import bson
 from bson import Timestamp
 from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.errors import DuplicateKeyError
 from pymongo.read_concern import ReadConcern
 
 from oplogue.model.definition import Namespace
@@ -21,7 +22,9 @@ from oplogue.store.expressions import IS_RUNNING, MARKS, NOW, ROOT, first_set, l
 from oplogue.store.plans import PlannedTask, Stamp
 
 _GONE = 2_000
-_FEW = 100
+FEW = 100
+"""Up to so many documents are planned without asking first which of them are new."""
+Recorded = dict[str, list[Any]]
 _COULD_NOT = "could not be planned: "
 
 
@@ -69,17 +72,38 @@ class Planning:
         return Stamp(self._term, event, now)
 
     async def plan(
-        self, tasks: Sequence[PlannedTask], ids: Sequence[Any], stamp: Stamp, bound: timedelta
+        self,
+        tasks: Sequence[PlannedTask],
+        ids: Sequence[Any],
+        stamp: Stamp,
+        bound: timedelta,
+        *,
+        all_new: bool = False,
     ) -> None:
         """Plan these documents for all tasks of their collection."""
-        await self.plan_where(tasks, {"_id": {"$in": list(ids)}}, stamp, bound)
+        await self.plan_where(tasks, {"_id": {"$in": list(ids)}}, stamp, bound, all_new=all_new)
 
     async def plan_where(
-        self, tasks: Sequence[PlannedTask], selection: Mapping[str, Any], stamp: Stamp, bound: timedelta
-    ) -> None:
-        """Plan a selection of documents."""
+        self,
+        tasks: Sequence[PlannedTask],
+        selection: Mapping[str, Any],
+        stamp: Stamp,
+        bound: timedelta,
+        *,
+        all_new: bool = False,
+    ) -> bool:
+        """Plan a selection of documents; whether all were as new as they were expected to be."""
         source = tasks[0].definition.source
+        if all_new:
+            try:
+                pipeline = plans.plan_pipeline(tasks, selection, source.tasks, stamp, all_new=True)
+                await self._aggregate(source, pipeline, bound)
+            except DuplicateKeyError:
+                pass  # Some have a record: decided below, where those inserted just now are found unchanged.
+            else:
+                return True
         await self._aggregate(source, plans.plan_pipeline(tasks, selection, source.tasks, stamp), bound)
+        return False
 
     async def mark_deleted(
         self,
@@ -113,30 +137,36 @@ class Planning:
                 await records.update_many({"_id": {"$in": ids}}, update, session=self._session)
             theirs["_id"] = {"$gt": ids[-1]}
 
-    async def mark_left(
+    async def recorded(
         self, tasks: Sequence[PlannedTask], ids: Sequence[Any], stamp: Stamp, bound: timedelta
+    ) -> Recorded:
+        """Which of these documents have a record, by task; of a few, only those that this batch did not write."""
+        source = tasks[0].definition.source
+        names = [task.definition.task for task in tasks]
+        known: dict[str, Any] = {"sourceDocId": {"$in": list(ids)}, "task": {"$in": names}}
+        if len(ids) <= FEW:
+            # What this batch's plan has just written did match. Of many the covered query is cheaper.
+            known["oplogue.event"] = {"$ne": stamp.event}
+        found: Recorded = {}
+        with bounded(bound):
+            fields = {"_id": 0, "sourceDocId": 1, "task": 1}
+            async for row in ours(self._client, source.tasks).find(
+                known, fields, session=self._session, batch_size=len(ids) * len(names) + 1
+            ):
+                found.setdefault(row["task"], []).append(row["sourceDocId"])
+        return found
+
+    async def mark_left(
+        self, tasks: Sequence[PlannedTask], recorded: Recorded, stamp: Stamp, bound: timedelta
     ) -> None:
         """Mark those of the records whose documents are outside their filter now."""
         source = tasks[0].definition.source
-        by_name = {
-            task.definition.task: task.definition for task in tasks if not task.definition.filter.matches_all
-        }
-        if not by_name:
-            return
-        recorded: dict[str, list[Any]] = {}
-        known: dict[str, Any] = {"sourceDocId": {"$in": list(ids)}, "task": {"$in": list(by_name)}}
-        if len(ids) <= _FEW:
-            # What this batch's plan has just written did match. Of many the covered query is cheaper.
-            known["oplogue.event"] = {"$ne": stamp.event}
-        with bounded(bound):
-            records = ours(self._client, source.tasks)
-            fields = {"_id": 0, "sourceDocId": 1, "task": 1}
-            async for row in records.find(
-                known, fields, session=self._session, batch_size=len(ids) * len(by_name) + 1
-            ):
-                recorded.setdefault(row["task"], []).append(row["sourceDocId"])
-        if recorded:
-            candidates = [(by_name[name], found) for name, found in recorded.items()]
+        candidates = [
+            (task.definition, recorded[task.definition.task])
+            for task in tasks
+            if task.definition.task in recorded and not task.definition.filter.matches_all
+        ]
+        if candidates:
             await self._aggregate(source, plans.leave_pipeline(candidates, source.tasks, stamp), bound)
 
     async def running_among(
@@ -177,7 +207,9 @@ class Planning:
         documents = self._client.get_database(source.database).get_collection(
             source.collection,
             codec_options=bson.DEFAULT_CODEC_OPTIONS,
-            read_concern=ReadConcern("majority"),
+            # Not majority: such a read waits for the journal's next flush. The record's write follows the
+            # document's in one oplog, so its acknowledgement by a majority covers what was read.
+            read_concern=ReadConcern("local"),
             write_concern=MAJORITY,
         )
         with bounded(bound):

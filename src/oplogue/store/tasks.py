@@ -206,14 +206,15 @@ class TaskRecords:
             )
         return result.modified_count
 
-    async def settle(self, token: Any, transitions: Mapping[Any, Transition]) -> set[Any]:
-        """Write outcomes of one claim; the ids whose lease was lost, of which nothing was written.
+    async def settle_all(self, claims: Mapping[Any, Mapping[Any, Transition]]) -> dict[Any, set[Any]]:
+        """Write outcomes of several claims, by token; the ids whose lease was lost, of which nothing was written.
 
         May be sent again after an unknown result: what the first try settled is told from what was lost by the
         token, which stays on the record until the next claim.
         """
         writes = [
             UpdateMany(outcomes.fence(list(group), token), outcomes.settle_update(group))
+            for token, transitions in claims.items()
             for group in _alike(transitions)
         ]
         try:
@@ -222,9 +223,13 @@ class TaskRecords:
         except (InvalidDocument, OverflowError) as error:
             # What the driver can't send is refused as by the server.
             raise OperationFailure(str(error), code=UNSENDABLE) from error
-        if result.matched_count == len(transitions):
-            return set()
-        return await self._lost(token, transitions)
+        if result.matched_count == sum(map(len, claims.values())):
+            return {}
+        return {token: await self._lost(token, transitions) for token, transitions in claims.items()}
+
+    async def settle(self, token: Any, transitions: Mapping[Any, Transition]) -> set[Any]:
+        """The same for one claim."""
+        return (await self.settle_all({token: transitions})).get(token, set())
 
     async def _lost(self, token: Any, ids: Iterable[Any]) -> set[Any]:
         wanted = list(ids)
