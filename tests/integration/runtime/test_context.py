@@ -123,11 +123,12 @@ async def test_a_document_outside_the_filter_skips_the_run(stage: Stage, orders:
     await stage.app.start()
     await orders.insert_one({"_id": 7, "status": "paid"})
     await stage.next("task.skipped", doc_id=7, attempt=1)
+    # An event that arrived during the run may have it look once more.
+    await stage.counted(1, status="completed")
     record = await stage.record()
     assert "outside the filter" in str(raised[0])
-    assert record.status == "completed"
     assert record.last_error is None
-    assert [entry.status for entry in record.execution_history] == ["completed"]
+    assert {entry.status for entry in record.execution_history} == {"completed"}
     assert record.last_success is not None
 
 
@@ -164,7 +165,6 @@ async def test_a_condition_that_failed_wins_over_what_the_handler_raises_instead
     await stage.next("task.skipped", doc_id=7)
 
 
-@pytest.mark.xfail(strict=True, reason="only a condition that get_document found is a skip")
 async def test_a_handler_may_raise_the_condition_error_itself(stage: Stage, orders: Orders) -> None:
     @stage.app.reactive_task(collection="orders", debounce=0)
     async def _sync(ctx: Context) -> None:
@@ -359,10 +359,11 @@ async def test_a_throttle_ends_by_itself(stage: Stage, orders: Orders) -> None:
 
     await stage.app.start()
     await orders.insert_one({"_id": 1})
-    first = await stage.next("task.completed", doc_id=1)
+    throttled = await stage.next("task.throttled", task="sync")
+    await stage.next("task.completed", doc_id=1)
     await orders.insert_one({"_id": 2})
-    second = await stage.next("task.completed", doc_id=2)
-    assert second.at - first.at > timedelta(milliseconds=200)
+    second = await stage.next("task.started", doc_id=2)
+    assert second.at - throttled.at >= timedelta(milliseconds=290)
 
 
 async def test_the_last_throttle_wins(stage: Stage, orders: Orders) -> None:
@@ -443,7 +444,6 @@ async def test_a_throttle_of_the_cluster_holds_another_instance_too(
     assert await second.app.count_reactive_tasks("sync", "pending") == 2
 
 
-@pytest.mark.xfail(strict=True, reason="the throttle in this instance's memory stays")
 async def test_resuming_a_task_ends_its_throttle(stage: Stage, orders: Orders) -> None:
     @stage.app.reactive_task(task="sync", collection="orders", debounce=0)
     async def _sync(ctx: Context) -> None:
@@ -459,7 +459,6 @@ async def test_resuming_a_task_ends_its_throttle(stage: Stage, orders: Orders) -
     await stage.next("task.completed", doc_id=2, limit=3)
 
 
-@pytest.mark.xfail(strict=True, reason="a plain function is not told")
 async def test_an_unknown_scope_is_refused_in_the_handler(stage: Stage, orders: Orders) -> None:
     wrong: Any = "galaxy"
 
