@@ -184,7 +184,10 @@ class BlockingContext(Context):
 
 def describe_error(error: BaseException) -> str:
     """An exception as it is kept in the record: its class and its message."""
-    text = str(error)
+    try:
+        text = str(error)
+    except Exception as failure:  # noqa: BLE001 - an exception whose text raises is a failed attempt like others
+        text = f"(its text raised {type(failure).__name__})"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

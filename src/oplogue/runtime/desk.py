@@ -139,10 +139,11 @@ def record_filter(
 def _many(value: OneOrMany, option: str) -> list[str] | None:
     if value is None:
         return None
-    values = [value] if isinstance(value, str) else list(value)
-    if not all(isinstance(one, str) for one in values):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, Sequence) or not all(isinstance(one, str) for one in value):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigurationError("not a name", option=option, value=value, expected="a text, or several")
-    return values
+    return list(value)
 
 
 def _order(sort: SortLike) -> Order:

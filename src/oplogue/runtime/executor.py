@@ -198,6 +198,8 @@ class Executor:
                 for source, look in zip(self._sources, looks, strict=True)
             )
         )
+        # All claims of the round are in the buffer before the first of them starts: priority first.
+        self._start_more()
         return choice.missed or any(taken), choice.rest
 
     async def _look(self, source: Source, names: set[str], room: int) -> Look:
@@ -249,7 +251,6 @@ class Executor:
                 self._buffered += 1
         if self._stopping.is_set():
             self._release()
-        self._start_more()
 
     async def _reclaim_loop(self) -> None:
         pause = self._settings.lease.total_seconds() / 4
@@ -275,6 +276,7 @@ class Executor:
             return
         self._suspects.update(runs)
         await self._take(source, runs, claimed_at)
+        self._start_more()
 
     # -- running
 

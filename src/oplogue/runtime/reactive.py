@@ -194,7 +194,7 @@ class ReactiveSource:
             if run.cancelled.is_set() and not run.timed_out and run.completed != "yes":
                 raise
             error = cancelled
-        except Exception as raised:  # noqa: BLE001 - whatever a handler raises is a failed attempt
+        except (Exception, SystemExit, GeneratorExit) as raised:  # noqa: BLE001 - a failed attempt, whatever it is
             error = raised
         finally:
             if timer is not None:
