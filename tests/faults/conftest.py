@@ -116,4 +116,4 @@ def scene_on(tmp_path: Path, report: Report) -> Iterator[MakeScene]:
 
     yield make
     for scene in scenes:
-        scene.__exit__(None, None, None)
+        scene.close()

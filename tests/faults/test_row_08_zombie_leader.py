@@ -9,7 +9,7 @@ from harness.scene import LEASE
 
 @pytest.mark.row("8", "zombie leader: SIGSTOP for 3 leases")
 def test_a_zombie_leader_changes_nothing_for_the_worse(scene: Scene, full: bool) -> None:
-    rounds = 20 if full else 3
+    rounds = 20 if full else 2
     scene.worker(task())
     scene.worker(task())
     writer = scene.writer(list(range(200)))

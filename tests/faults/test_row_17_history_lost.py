@@ -52,6 +52,7 @@ def test_a_lost_history_ends_in_a_reconciliation(scene_on: Callable[..., Scene],
             recoveries.append(CLOCK.monotonic() - began)
             worker.stop()
         scene.conclude(scene.settle(writer), times=2 * rounds, recoveries=recoveries)
+        scene.close()
 
 
 def _position(scene: Scene) -> Timestamp:

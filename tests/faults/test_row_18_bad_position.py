@@ -50,12 +50,12 @@ def _edits(scene: Scene) -> dict[str, Edit]:
     }
 
 
-@pytest.mark.xfail(strict=False, reason="a token from the future waits silently")
 @pytest.mark.row("18", "position corrupt, foreign, in the future")
-def test_a_bad_position_is_recovered_from(scene: Scene) -> None:
+def test_a_bad_position_is_recovered_from(scene: Scene, full: bool) -> None:
     writer = scene.writer(list(range(20)))
     recoveries: list[float] = []
-    bad = dict(_edits(scene))
+    every = _edits(scene)
+    bad = {what: every[what] for what in (every if full else scene.random.sample(list(every), 8))}
     worker = scene.worker(task())
     for what, edit in bad.items():
         writer.burst(10)

@@ -36,7 +36,6 @@ def _bad() -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.xfail(strict=False, reason="dates out of range end the stream; reconciliation does not park")
 @pytest.mark.row("22", "bad documents, one in each 1,000")
 @pytest.mark.parametrize("way", ["streamed", "reconciled"])
 def test_the_bad_one_is_handled_or_parked_and_the_others_go_on(scene: Scene, full: bool, way: str) -> None:

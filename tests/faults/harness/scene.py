@@ -65,6 +65,10 @@ class Scene:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all actors; before the server ends, which clients say goodbye to."""
         for writer in self.writers:
             writer.close()
         for worker in self.workers:
