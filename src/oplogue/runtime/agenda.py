@@ -41,6 +41,7 @@ class Agenda:
         self._allowed = allowed
         self._clock = clock
         self._throttled_until: dict[str, float] = {}
+        self._held_back_at: dict[str, float] = {}
         # With few tasks every look asks for the first records of each; with many, of those that are hot: due at
         # the last look, or told of by the planner.
         self._hot: set[str] = set()
@@ -57,10 +58,20 @@ class Agenda:
 
     def throttle(self, name: str, seconds: float) -> None:
         """Claim none of this task for so long."""
+        self.hold_back(name)
         self._throttled_until[name] = self._clock.monotonic() + seconds
+
+    def hold_back(self, name: str) -> None:
+        """Claims of this task that are under way come too late."""
+        self._held_back_at[name] = self._clock.monotonic()
+
+    def came_too_late(self, name: str, asked_at: float) -> bool:
+        """Whether the task was held back after a claim for it was begun."""
+        return self._held_back_at.get(name, asked_at - 1) >= asked_at
 
     def unthrottle(self, name: str) -> None:
         """Claim of this task again."""
+        self._held_back_at.pop(name, None)
         self._throttled_until.pop(name, None)
 
     def is_full(self, name: str) -> bool:

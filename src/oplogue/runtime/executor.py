@@ -127,6 +127,7 @@ class Executor:
     def hold_back(self, names: Iterable[str]) -> None:
         """These tasks are paused or throttled for the whole cluster: give back what has not started."""
         for name in names:
+            self._agenda.hold_back(name)
             self._release(name)
 
     def resume(self, names: Iterable[str]) -> None:
@@ -187,6 +188,7 @@ class Executor:
 
     async def _claim_round(self, room: int) -> tuple[bool, float]:
         """Look and claim once: whether anything was found, and how long until something will be due."""
+        asked_at = self._clock.monotonic()
         names = self._agenda.claimable()
         looks = await asyncio.gather(*(self._look(source, names, room) for source in self._sources))
         choice = self._agenda.choose(looks, room)
@@ -194,7 +196,7 @@ class Executor:
         self._crowded = sum(choice.shares.values()) >= room
         taken = await asyncio.gather(
             *(
-                self._claim(source, look, choice.shares)
+                self._claim(source, look, choice.shares, asked_at)
                 for source, look in zip(self._sources, looks, strict=True)
             )
         )
@@ -212,7 +214,7 @@ class Executor:
             self._bus.emit("claim.failed", source=str(source.namespace), error=describe(error))
             return Look()
 
-    async def _claim(self, source: Source, look: Look, shares: Mapping[str, int]) -> int:
+    async def _claim(self, source: Source, look: Look, shares: Mapping[str, int], asked_at: float) -> int:
         ids: list[Any] = []
         for name, found in look.due.items():
             ids += found[: shares.get(name, 0)]
@@ -224,10 +226,10 @@ class Executor:
         except StoreError as error:
             self._bus.emit("claim.failed", source=str(source.namespace), error=describe(error))
             return 0
-        await self._take(source, runs, claimed_at)
+        await self._take(source, runs, claimed_at, asked_at)
         return len(runs)
 
-    async def _take(self, source: Source, runs: Sequence[Run], claimed_at: float) -> None:
+    async def _take(self, source: Source, runs: Sequence[Run], claimed_at: float, asked_at: float) -> None:
         self._agenda.held.update(run.record.task for run in runs)
         for run in runs:
             run.claimed_at = claimed_at
@@ -246,7 +248,11 @@ class Executor:
         for ended in needless:
             self._finish(ended)
         for run in runs:
-            if run not in done:
+            if run in done:
+                continue
+            if self._agenda.came_too_late(run.record.task, asked_at):
+                self._finish(Ended(run, Released()))
+            else:
                 self._buffer[self._agenda.kinds[run.record.task].priority].append(run)
                 self._buffered += 1
         if self._stopping.is_set():
@@ -275,7 +281,7 @@ class Executor:
             self._bus.emit("claim.failed", source=str(source.namespace), error=describe(error))
             return
         self._suspects.update(runs)
-        await self._take(source, runs, claimed_at)
+        await self._take(source, runs, claimed_at, claimed_at)
         self._start_more()
 
     # -- running

@@ -47,14 +47,22 @@ async def end(*tasks: asyncio.Future[Any] | None) -> None:
     Cancelled again until they are done: before Python 3.12 ``asyncio.wait_for`` swallows a cancellation that
     arrives as its inner call ends, and the driver reads and writes through it.
     """
+    interrupted = False
     pending = {task for task in tasks if task is not None and not task.done()}
     while pending:
         for task in pending:
             task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=_CANCEL_AGAIN)
+        try:
+            await asyncio.wait(pending, timeout=_CANCEL_AGAIN)
+        except asyncio.CancelledError:
+            # Whoever ends us cancels again and again too; what we end must not live on for that.
+            interrupted = True
+        pending = {task for task in pending if not task.done()}
     for task in tasks:
         if task is not None and not task.cancelled():
             task.exception()
+    if interrupted:
+        raise asyncio.CancelledError
 
 
 def check_cancelled() -> None:

@@ -47,7 +47,7 @@ from oplogue.store.plans import PlannedTask, Stamp
 from oplogue.store.stream import Batch, Event, Kind, Position
 
 _MOST_IN_HAND = 20_000
-_BATCH = 2_000
+_BATCH, _LEAST_BATCH = 2_000, 20
 _PATIENT = timedelta(seconds=1)
 _PATIENT_PER_DOCUMENT = timedelta(milliseconds=2)
 _REFUSALS = 3
@@ -114,6 +114,7 @@ class Planner:
         self._met_before: set[Namespace] = set()
         self._held_until = 0.0
         self._careful_until = 0.0
+        self._batch_size = _BATCH
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -223,9 +224,12 @@ class Planner:
 
     async def _plan_source(self, source: Namespace, changes: Changes) -> None:
         everything = list(changes.values())
-        for start in range(0, len(everything), _BATCH):
+        while everything:
             self._office.check()
-            await self._plan_batch(source, everything[start : start + _BATCH])
+            batch, everything = everything[: self._batch_size], everything[self._batch_size :]
+            # Twice as large after each, up to the largest; a batch that runs out of time makes the next ones smaller.
+            self._batch_size = min(2 * self._batch_size, _BATCH)
+            await self._plan_batch(source, batch)
             self._office.beat()
 
     async def _plan_batch(self, source: Namespace, batch: list[Change]) -> None:
@@ -284,6 +288,7 @@ class Planner:
     async def _stalled(self, error: StoreError, count: int, waited: timedelta) -> None:
         self._bus.emit("planner.batch_failed", count=count, error=describe(error))
         self._careful_until = self._clock.monotonic() + _CAREFUL_FOR
+        self._batch_size = max(min(self._batch_size, count) // 4, _LEAST_BATCH)
         # The statement may still be at work on the server, for as long as it was allowed to: an older read of
         # these documents must not land after the next.
         await self._clock.sleep(waited.total_seconds() / 4)
@@ -311,6 +316,13 @@ class Planner:
             if not is_stalled(error):
                 raise
             await self._stalled(error, len(group), bound)
+            self._office.beat()
+            if len(group) > 1:
+                # Too much for one statement, or one of them is held: the others need not wait for it.
+                middle = len(group) // 2
+                await self._plan_or_hold(tasks, group[:middle], stamp, bound)
+                await self._plan_or_hold(tasks, group[middle:], stamp, bound)
+                return
             self._hold(tasks[0].definition.source, group)
 
     async def _plan_group(

@@ -18,12 +18,21 @@ from pymongo.errors import DuplicateKeyError
 from oplogue.errors import LeadershipLostError
 from oplogue.model.definition import Namespace
 from oplogue.store.connection import MAJORITY, Client, Collection, Document, bounded, ours
-from oplogue.store.expressions import NOW, after, first_set, literal, milliseconds
+from oplogue.store.expressions import NOW, after, literal, milliseconds
 from oplogue.store.fields import aware_or_none, document_in
 
 LEADER = "leader"
 
-_EXPIRED = {"$lte": [{"$ifNull": ["$expiresAt", NOW]}, NOW]}
+# What somebody edited into nonsense must not end elections for ever: no date is an expired lease, no number term 0.
+_ENDS_AT = {"$cond": [{"$eq": [{"$type": "$expiresAt"}, "date"]}, "$expiresAt", NOW]}
+_EXPIRED = {"$lte": [_ENDS_AT, NOW]}
+_TERM = {
+    "$cond": [
+        {"$and": [{"$isNumber": "$term"}, {"$gte": ["$term", 0]}, {"$lt": ["$term", 2**52]}]},
+        {"$toLong": "$term"},
+        0,
+    ]
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +64,7 @@ class Leadership:
 
     async def acquire(self, owner: str, lease: timedelta) -> Term | Vacancy:
         """Become leader if nobody is. A new term begins each time, also for the same owner."""
-        number = {"$max": [{"$add": [first_set("$term", 0), 1]}, {"$toLong": NOW}]}
+        number = {"$max": [{"$add": [_TERM, 1]}, {"$toLong": NOW}]}
         takes_over = {
             "by": literal(owner),
             "term": number,
@@ -75,7 +84,7 @@ class Leadership:
         return vacancy if vacancy.by is not None else await self.acquire(owner, lease)
 
     async def _vacancy(self) -> Vacancy:
-        rest = {"$subtract": [first_set("$expiresAt", NOW), NOW]}
+        rest = {"$subtract": [_ENDS_AT, NOW]}
         with bounded(self._bound):
             document = await self._globals.find_one({"_id": LEADER}, {"by": 1, "rest": rest})
         if document is None:
