@@ -388,10 +388,6 @@ async def test_plan_that_was_held_up_by_a_transaction_does_not_land_after_a_newe
     assert (await rig.row(0))["lastObservedValues"] == {"total": 2}
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the driver gives up a round trip after the server would: NetworkTimeout, which is_stalled does not know",
-)
 async def test_plan_that_waits_for_a_transaction_ends_in_its_time_and_is_known_for_it(rig: Rig) -> None:
     task = rig.task()
     await rig.documents.insert_one({"_id": 1, "status": "paid", "total": 1})

@@ -18,6 +18,12 @@ _SCALARS: tuple[Any, ...] = (
     "", "a", "ab", "A", "1", "$a", "$5", "$$ROOT", "$$NOW", "a.b", *_DATES, ObjectId(b"0" * 12), Binary(b"a"),
     Timestamp(1, 1),
 )  # fmt: skip
+_NOWS: tuple[Document, ...] = (
+    {"$gt": "$$NOW"},
+    {"$lte": "$$NOW"},
+    {"$not": {"$gt": "$$NOW"}},
+    {"$elemMatch": {"$lte": "$$NOW"}},
+)
 scalars = st.sampled_from(_SCALARS)
 names: st.SearchStrategy[str] = st.sampled_from(("a", "b", "c"))
 paths: st.SearchStrategy[str] = st.sampled_from(
@@ -41,7 +47,10 @@ _odd: st.SearchStrategy[Any] = st.sampled_from(
         [{"b": 1}, {"b": [1, 2]}],
     )
 )
-documents: st.SearchStrategy[Document] = st.dictionaries(names, values | values | values | _odd, max_size=3)
+_dates: st.SearchStrategy[Any] = st.sampled_from(_DATES) | st.lists(st.sampled_from(_DATES), max_size=2)
+documents: st.SearchStrategy[Document] = st.dictionaries(
+    names, values | values | values | _odd | _dates, max_size=3
+)
 
 
 # -- filters in query syntax
@@ -82,7 +91,7 @@ _others: st.SearchStrategy[Document] = st.sampled_from(
         {"$exists": True}, {"$exists": False}, {"$size": 0}, {"$size": 1}, {"$size": 2}, {"$type": "number"},
         {"$type": ["string", "array"]}, {"$type": "null"}, {"$mod": [2, 1]}, {"$regex": "^a"},
         {"$regex": Regex("B", "i")}, {"$all": [1]}, {"$all": ["a", "b"]}, {"$all": []},
-        {"$all": [{"$elemMatch": {"b": 1}}]}, {"$bitsAllSet": 1}, {"$gt": "$$NOW"}, {"$lte": "$$NOW"},
+        {"$all": [{"$elemMatch": {"b": 1}}]}, {"$bitsAllSet": 1},
         {"$not": Regex("^a")},
     )
 )  # fmt: skip
@@ -90,7 +99,7 @@ _single = (
     st.builds(_one, _comparators, values)
     | st.builds(_one, st.sampled_from(("$in", "$nin")), _members)
     | _others
-)
+) | st.sampled_from(_NOWS)
 
 
 def _operators(inner: st.SearchStrategy[Document]) -> st.SearchStrategy[Document]:
@@ -103,7 +112,10 @@ def _operators(inner: st.SearchStrategy[Document]) -> st.SearchStrategy[Document
 
 _operator = st.recursive(_single, _operators, max_leaves=3)
 _condition: st.SearchStrategy[Any] = (
-    st.lists(_operator, min_size=1, max_size=2).map(_all_of) | values | st.just(Regex("^A", "i"))
+    st.lists(_operator, min_size=1, max_size=2).map(_all_of)
+    | values
+    | st.just(Regex("^A", "i"))
+    | st.sampled_from(_NOWS)
 )
 
 

@@ -133,7 +133,8 @@ class Rig:
         if ids is None:
             ids = [row["_id"] for row in await self.documents.find({}, {"_id": 1}).to_list()]
         await leader.plan(tasks, ids, stamp, BOUND)
-        await leader.mark_left(tasks, ids, stamp, BOUND)
+        recorded = await leader.recorded(tasks, ids, stamp, BOUND)
+        await leader.mark_left(tasks, recorded, stamp, BOUND)
 
     async def stamp(self, *tasks: PlannedTask, term: int = 1, event: Timestamp | None = None) -> Stamp:
         """What marks a plan that is made now."""

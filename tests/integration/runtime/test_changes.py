@@ -149,7 +149,6 @@ async def test_computed_values_are_watched(stage: Stage, orders: Orders) -> None
     assert seen == [{"large": False}, {"large": True}]
 
 
-@pytest.mark.xfail(strict=True, reason="the record shows none")
 async def test_watched_values_that_are_all_missing_are_an_empty_document(
     stage: Stage, orders: Orders
 ) -> None:
@@ -437,7 +436,6 @@ async def test_a_filter_edited_narrower_and_wide_again_runs_nothing_again(
     assert stages[1].heard("task.started") == stages[2].heard("task.started") == []
 
 
-@pytest.mark.xfail(strict=True, reason="the position does not cover the new filter")
 async def test_a_changed_filter_is_not_filled_in_where_that_is_not_wanted(
     make_stage: MakeStage, orders: Orders
 ) -> None:

@@ -74,7 +74,6 @@ async def test_a_higher_priority_runs_first(make_stage: MakeStage, db: AsyncData
     assert order_of(stage) == ["high"] * 3 + ["normal"] * 3 + ["low"] * 3
 
 
-@pytest.mark.xfail(strict=False, reason="claims of one round race, and the first to come home starts")
 async def test_a_higher_priority_runs_first_also_in_another_collection(
     make_stage: MakeStage, db: AsyncDatabase[Document]
 ) -> None:

@@ -284,7 +284,6 @@ async def test_any_error_text_can_be_kept(stage: Stage, orders: Orders, text: st
         assert error == f"ValueError: {text}"
 
 
-@pytest.mark.xfail(strict=True, reason="the run vanishes")
 async def test_an_error_whose_text_raises_is_a_failed_attempt_too(stage: Stage, orders: Orders) -> None:
     class NastyError(Exception):
         def __str__(self) -> str:
@@ -300,6 +299,22 @@ async def test_an_error_whose_text_raises_is_a_failed_attempt_too(stage: Stage, 
     await orders.insert_one({"_id": 1})
     event = await stage.next("task.failed", limit=3)
     assert event.fields["error"].startswith("NastyError")
+
+
+async def test_a_handler_that_exits_is_a_failed_attempt(stage: Stage, orders: Orders) -> None:
+    """``sys.exit`` in a plain function's thread must not end the instance."""
+
+    @stage.app.reactive_task(collection="orders", debounce=0, retry_policy=Fixed(0, max_attempts=1))
+    def _sync(ctx: Context) -> None:
+        if ctx.doc_id == 1:
+            raise SystemExit(3)
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 1})
+    event = await stage.next("task.failed", limit=3)
+    assert "SystemExit" in event.fields["error"]
+    await orders.insert_one({"_id": 2})
+    await stage.next("task.completed", doc_id=2)
 
 
 async def test_a_record_whose_owner_died_is_run_by_another_and_counts(

@@ -319,6 +319,14 @@ async def test_condition_of_a_run_is_read_by_id(watched: Rig, commands: Commands
 # -- indexes
 
 
+async def test_indexes_are_those_that_are_promised_and_hold_no_finished_records(rig: Rig) -> None:
+    indexes = await rig.rows.index_information()
+    assert indexes["oplogue_record"]["key"] == [("sourceDocId", 1), ("task", 1)]
+    assert indexes["oplogue_record"]["unique"] is True
+    (polling,) = [index for name, index in indexes.items() if name == "oplogue_due"]
+    assert polling["partialFilterExpression"] == {"nextRunAt": {"$type": "date"}}
+
+
 async def test_equal_index_under_another_name_is_as_good(rig: Rig) -> None:
     await rig.rows.drop()
     await rig.rows.create_index([("sourceDocId", 1), ("task", 1)], name="theirs", unique=True)
