@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
 from oplogue.clock import Clock
@@ -30,7 +30,7 @@ from oplogue.model.paths import merge_patterns
 from oplogue.runtime.bus import Bus
 from oplogue.runtime.office import Office
 from oplogue.runtime.parts import check_cancelled, end
-from oplogue.store import Client
+from oplogue.store import Client, ClusterTime
 from oplogue.store.faults import FELL_BEHIND, HISTORY_LOST, OperationFailure, StoreError, describe, is_passing
 from oplogue.store.leadership import Leadership
 from oplogue.store.plans import PlannedTask
@@ -106,7 +106,7 @@ class Follower:
         self._saving: asyncio.Task[None] | None = None
         self._until = asyncio.Event()
 
-    async def open(self, since: datetime | None = None) -> None:
+    async def open(self, since: ClusterTime | None = None) -> None:
         """Open the stream at the saved position, or afresh where there is none that can be used.
 
         ``since``: a trigger that came into force then is not covered by the position.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from oplogue.clock import Clock
@@ -37,7 +37,7 @@ from oplogue.runtime.reactive import Controls, ReactiveSource
 from oplogue.runtime.reconciler import Reconciler
 from oplogue.runtime.renewal import LoopRenewal, Renewal, ThreadRenewal
 from oplogue.runtime.settings import Settings
-from oplogue.store import Client
+from oplogue.store import Client, ClusterTime
 from oplogue.store.cleanup import Cleanup
 from oplogue.store.connection import check_server
 from oplogue.store.controls import Controls as StoredControls
@@ -97,7 +97,7 @@ class Supervisor:
         )
         self._governing = asyncio.Event()
         self._redefined = asyncio.Event()
-        self._since: datetime | None = None
+        self._since: ClusterTime | None = None
         self._instances = Instances(client, self._globals, bound=settings.bound)
         self._controls = StoredControls(client, self._globals, bound=settings.bound)
         self._presence = Presence(
@@ -455,7 +455,7 @@ class Supervisor:
         self._redefined.set()
 
 
-def _unfilled_since(task: StoredTask) -> datetime | None:
+def _unfilled_since(task: StoredTask) -> ClusterTime | None:
     wanted = task.planned.definition.evolution.reconcile_on_trigger_change
     return None if wanted else task.defined_at
 

@@ -11,10 +11,10 @@ import hashlib
 from collections.abc import Collection as Collection_
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
-from bson import json_util
+from bson import Timestamp, json_util
 from pymongo import UpdateOne
 
 from oplogue.errors import ConfigurationError
@@ -25,8 +25,7 @@ from oplogue.model.policies import CleanupPolicy, Evolution
 from oplogue.model.projection import compile_projection
 from oplogue.model.retry import describe, policy_from
 from oplogue.store.connection import Client, Collection, Document, bounded, ours
-from oplogue.store.expressions import NOW, ROOT, Expr, first_set, literal, merged, when
-from oplogue.store.fields import aware_or_none
+from oplogue.store.expressions import CLUSTER_TIME, NOW, ROOT, Expr, first_set, literal, merged, when
 from oplogue.store.plans import PlannedTask
 
 _PREFIX = "task:"
@@ -41,8 +40,8 @@ class StoredTask:
 
     planned: PlannedTask
     reconciled: bool
-    defined_at: datetime | None = None
-    """Since when this trigger is in force."""
+    defined_at: Timestamp | None = None
+    """The cluster time of the moment when this trigger came into force."""
 
     @property
     def name(self) -> str:
@@ -149,7 +148,7 @@ def _announced(definition: TaskDefinition, carried: Collection_[str]) -> Expr:
             {"version": version, "mode": literal(on_change)},
             "$reprocess",
         ),
-        "definedAt": when(same, first_set("$definedAt", NOW), NOW),
+        "definedAt": when(same, first_set("$definedAt", CLUSTER_TIME), CLUSTER_TIME),
         "replaced": when(
             {"$or": [same, {"$not": [known]}]}, replaced, {"$concatArrays": [before, ["$hash"]]}
         ),
@@ -203,8 +202,9 @@ def _stored(document: Document) -> StoredTask | None:
         )
     except (KeyError, TypeError, ValueError, ConfigurationError):
         return None
+    defined_at = document.get("definedAt")
     return StoredTask(
         PlannedTask(definition, document["hash"]),
         document.get("reconciled") is True,
-        aware_or_none(document.get("definedAt")),
+        defined_at if isinstance(defined_at, Timestamp) else None,
     )

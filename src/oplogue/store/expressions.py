@@ -15,6 +15,7 @@ Expr = Any
 """An aggregation expression."""
 
 NOW = "$$NOW"
+CLUSTER_TIME = "$$CLUSTER_TIME"
 REMOVE = "$$REMOVE"
 ROOT = "$$ROOT"
 MARKS: Expr = {"$cond": [{"$eq": [{"$type": "$oplogue"}, "object"]}, "$oplogue", {}]}

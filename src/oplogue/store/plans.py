@@ -7,9 +7,9 @@ to this process.
 The decision for a record that exists, in order:
 
 1. Planned by a later leader: left alone. An older read must not land last.
-2. Marked *left*, or other watched values: it runs. It is ``pending`` after the debounce, or ``processing_dirty``
-   if it runs now. While its last run failed, it backs off at least by the policy's first delay; a document that
-   never rests runs ``max_wait`` after the first of its changes.
+2. Marked *left* or *parked*, or other watched values: it runs. It is ``pending`` after the debounce, or
+   ``processing_dirty`` if it runs now. While its last run failed, it backs off at least by the policy's first
+   delay; a document that never rests runs ``max_wait`` after the first of its changes.
 3. Unchanged, but running: *touched*, so that a run that skips meanwhile does not lose the state that it skipped.
 4. Unchanged: the term moves up where it is older; else nothing is written.
 
@@ -145,7 +145,8 @@ def _new_record(task: PlannedTask, stamp: Stamp) -> dict[str, Any]:
 
 def _planned_again(tasks: Sequence[PlannedTask]) -> Expr:
     policies = Table("$task", [(task.definition.task, _policy(task.definition)) for task in tasks])
-    changed = {"$or": [is_set("$oplogue.left"), {"$ne": ["$lastObservedValues", "$$new.lastObservedValues"]}]}
+    other = {"$ne": ["$lastObservedValues", "$$new.lastObservedValues"]}
+    changed = {"$or": [is_set("$oplogue.left"), is_set("$oplogue.parked"), other]}
     fires = merged(
         ROOT,
         {

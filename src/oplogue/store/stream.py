@@ -17,7 +17,7 @@ import asyncio
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import Enum
 from typing import Any
 
@@ -94,10 +94,10 @@ class Position:
     time: Timestamp
     token: Document | None = None
 
-    def not_after(self, moment: datetime) -> Position:
-        """This position, or one at that moment where that is earlier."""
-        time = Timestamp(int(moment.timestamp()), 0)
-        return self if self.time <= time else Position(time)
+    def not_after(self, moment: Timestamp) -> Position:
+        """This position, or one right after that moment where that is earlier."""
+        following = Timestamp(moment.time, moment.inc + 1)
+        return self if self.time <= following else Position(following)
 
     def stored(self, follows: Following, term: int) -> Document:
         """As it is kept in the leader's document: with what it is valid for."""

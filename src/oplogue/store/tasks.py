@@ -6,6 +6,7 @@ Every claim is three round trips for any number of records: *look* (what is due,
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from oplogue.model.definition import Namespace
 from oplogue.model.record import ClaimedRecord
 from oplogue.model.states import RUNNING, Status, Transition
 from oplogue.store import outcomes
-from oplogue.store.connection import Client, Collection, Document, bounded, ours
+from oplogue.store.connection import Client, Collection, Database, Document, bounded, ours
 from oplogue.store.controls import CONTROLS, Control, Controls, read_controls
 from oplogue.store.expressions import NOW, literal, milliseconds
 from oplogue.store.faults import UNSENDABLE, is_passing
@@ -40,8 +41,9 @@ _CLAIMED_FIELDS = {
     "oplogue.hash": 1,
 }
 
+RECORD_KEY = [("sourceDocId", ASCENDING), ("task", ASCENDING)]
 INDEXES = (
-    IndexModel([("sourceDocId", ASCENDING), ("task", ASCENDING)], name="oplogue_record", unique=True),
+    IndexModel(RECORD_KEY, name="oplogue_record", unique=True),
     IndexModel(
         [("status", ASCENDING), ("task", ASCENDING), ("nextRunAt", ASCENDING)],
         name="oplogue_due",
@@ -94,6 +96,7 @@ class TaskRecords:
         self.source = source
         self._globals = globals_
         self._controls = Controls(client, globals_, bound=bound)
+        self._source: Database = client.get_database(source.database)
         self._records: Collection = ours(client, source.tasks)
         # A transaction refuses concerns of a collection's own.
         self._plain: Collection = client.get_database(source.database)[source.tasks.collection]
@@ -101,12 +104,24 @@ class TaskRecords:
 
     async def ensure_indexes(self) -> None:
         """Build what is missing. An equal index under another name is as good."""
-        for index in INDEXES:
+        for index in [*INDEXES, *await self._collated()]:
             try:
                 await self._records.create_indexes([index])
             except OperationFailure as error:
                 if error.code != _EQUAL_INDEX_EXISTS:
                     raise
+
+    async def _collated(self) -> list[IndexModel]:
+        """One more unique index where the source compares in a way of its own: its plans are merged by that."""
+        named = {"name": self.source.collection}
+        with bounded(self._bound):
+            found = await (await self._source.list_collections(filter=named)).to_list()
+        collation = document_in(found[0]["options"]).get("collation") if found else None
+        if collation is None:
+            return []
+        digest = hashlib.sha256(repr(sorted(collation.items())).encode()).hexdigest()[:8]
+        # Another collation makes another name: a collection may be dropped and made anew.
+        return [IndexModel(RECORD_KEY, name=f"oplogue_record_{digest}", unique=True, collation=collation)]
 
     async def look(self, tasks: Sequence[str], wanted: Mapping[str, Wanted]) -> Look:
         """The agenda of these tasks, and the first due records of those in ``wanted``, in one round trip."""
@@ -220,7 +235,7 @@ class TaskRecords:
         try:
             with bounded(self._bound):
                 result = await self._records.bulk_write(writes, ordered=False)
-        except (InvalidDocument, OverflowError) as error:
+        except (InvalidDocument, OverflowError, UnicodeError) as error:
             # What the driver can't send is refused as by the server.
             raise OperationFailure(str(error), code=UNSENDABLE) from error
         if result.matched_count == sum(map(len, claims.values())):

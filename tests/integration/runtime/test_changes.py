@@ -436,6 +436,19 @@ async def test_a_filter_edited_narrower_and_wide_again_runs_nothing_again(
     assert stages[1].heard("task.started") == stages[2].heard("task.started") == []
 
 
+async def test_a_collection_that_comes_with_a_collation_is_followed(
+    stage: Stage, db: AsyncDatabase[Document]
+) -> None:
+    seen = define(stage, filter={"status": "paid"})
+    await stage.app.start()
+    orders = await db.create_collection("orders", collation={"locale": "en", "strength": 2})
+    await orders.insert_one({"_id": 1, "status": "PAID"})
+    await stage.next("task.completed", doc_id=1)
+    await orders.update_one({"_id": 1}, {"$set": {"total": 3}})
+    await stage.next("task.completed", doc_id=1)
+    assert [values["status"] for values in seen] == ["PAID", "PAID"]
+
+
 async def test_a_changed_filter_is_not_filled_in_where_that_is_not_wanted(
     make_stage: MakeStage, orders: Orders
 ) -> None:

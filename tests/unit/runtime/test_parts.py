@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from oplogue.clock import Clock
 from oplogue.runtime.bus import Bus
 from oplogue.runtime.parts import end, keep_running
@@ -45,7 +43,6 @@ async def test_end_cancels_again_what_swallows_its_cancellation() -> None:
     assert all(task.cancelled() for task in tasks)
 
 
-@pytest.mark.xfail(strict=True, reason="a cancellation interrupts the wait, and what is stubborn lives on")
 async def test_end_ends_all_although_it_is_cancelled_itself() -> None:
     inner = asyncio.create_task(stubborn(3))
 
