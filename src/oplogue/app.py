@@ -28,7 +28,7 @@ from oplogue.runtime.settings import Middleware, Settings, TaskFilter
 from oplogue.runtime.supervisor import Supervisor
 from oplogue.store import Client, Database, Session
 from oplogue.store.batches import Execute, Transform, process_in_batches
-from oplogue.store.connection import check_uri, make_client
+from oplogue.store.connection import database_name, make_client, uri_or_environment
 from oplogue.store.transactions import with_transaction
 
 SUPERVISED = "OPLOGUE_PROCESS"
@@ -65,11 +65,11 @@ class App:
         shutdown_timeout: DurationLike = "30s",
         monitoring: Monitoring | None = None,
     ) -> None:
-        if uri is None and client is None:
-            uri = os.environ.get("OPLOGUE_MONGODB_URI") or os.environ.get("MONGODB_URI")
+        if client is None:
+            uri = uri_or_environment(uri)
         self._uri = uri
         self._given = client
-        self._database_name = _database_name(uri, client, database)
+        self._database_name = database_name(uri, client, database)
         self._settings = Settings(
             instance_id=_instance_id(instance_id),
             concurrency=_concurrency(concurrency),
@@ -364,23 +364,6 @@ class App:
         if self._supervisor is None:
             raise NotStartedError("start the app first: async with app, or await app.start()")
         return self._supervisor
-
-
-def _database_name(uri: str | None, client: Client | None, database: str | None) -> str:
-    named = check_uri(uri) if uri is not None else None
-    if uri is None and client is None:
-        raise ConfigurationError(
-            "no server", option="uri", expected="App('mongodb://host/db'), client=..., or OPLOGUE_MONGODB_URI"
-        )
-    if client is not None and named is None and database is None:
-        default = client.get_default_database(default="")
-        named = default.name or None
-    name = database or named
-    if not name:
-        raise ConfigurationError(
-            "no database's name", option="database", expected="a name in the URI's path, or database='shop'"
-        )
-    return name
 
 
 def _instance_id(value: str | None) -> str:

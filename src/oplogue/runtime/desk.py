@@ -18,6 +18,7 @@ from oplogue.model.states import Status
 from oplogue.store.controls import Controls
 from oplogue.store.definitions import Definitions
 from oplogue.store.operations import FIELDS, Operations, Order, RecordFilter
+from oplogue.store.signals import Topic
 
 _MOST = 500
 
@@ -26,7 +27,7 @@ SortLike = tuple[str, int] | Sequence[tuple[str, int]]
 
 
 class Desk:
-    """Lists, counts, retries, deletions, pauses."""
+    """Lists, counts, retries, deletions, pauses. ``tell`` lets all instances know at once what was changed."""
 
     def __init__(
         self,
@@ -34,18 +35,12 @@ class Desk:
         definitions: Definitions,
         operations: Operations,
         controls: Controls,
-        wake: Callable[[Iterable[str]], None],
-        held_back: Callable[[Iterable[str]], None],
-        resumed: Callable[[Iterable[str]], None],
-        reconcile: Callable[[Sequence[str]], Awaitable[None]],
+        tell: Callable[[Topic, Iterable[str]], Awaitable[None]],
     ) -> None:
         self._definitions = definitions
         self._operations = operations
         self._controls = controls
-        self._wake = wake
-        self._held_back = held_back
-        self._resumed = resumed
-        self._reconcile = reconcile
+        self._tell = tell
 
     async def tasks(self) -> tuple[TaskDefinition, ...]:
         """The definitions in force, of all instances."""
@@ -66,7 +61,7 @@ class Desk:
         sources = await self._sources(which.tasks)
         count = await self._operations.retry(sources, which)
         if count:
-            self._wake(name for names in sources.values() for name in names)
+            await self._tell(Topic.WORK, {name for names in sources.values() for name in names})
         return count
 
     async def delete(self, which: RecordFilter) -> int:
@@ -75,8 +70,9 @@ class Desk:
 
     async def reconcile(self, tasks: OneOrMany) -> None:
         """Plan every document of these tasks, or of all, once more."""
-        known = await self._known(_many(tasks, "task"))
-        await self._reconcile([definition.task for definition in known])
+        names = [definition.task for definition in await self._known(_many(tasks, "task"))]
+        await self._definitions.to_be_reconciled(names)
+        await self._tell(Topic.DEFINITIONS, names)
 
     async def pause(self, task: str, until: DurationLike | datetime | None) -> None:
         """Start no run of the task on any instance, until then or until it is resumed."""
@@ -86,13 +82,13 @@ class Desk:
         else:
             moment = parse_duration(until, option="until")
         await self._controls.pause(task, moment)
-        self._held_back([task])
+        await self._tell(Topic.CONTROLS, [task])
 
     async def resume(self, task: str) -> None:
         """Let the task run again."""
         await self._known([task])
         await self._controls.resume(task)
-        self._resumed([task])
+        await self._tell(Topic.RESUMED, [task])
 
     async def _known(self, names: Sequence[str] | None) -> list[TaskDefinition]:
         definitions = {definition.task: definition for definition in await self.tasks()}

@@ -124,10 +124,7 @@ class Supervisor:
             definitions=self._definitions,
             operations=Operations(client, database),
             controls=self._controls,
-            wake=self._wake,
-            held_back=self._held_back,
-            resumed=self._resumed,
-            reconcile=self._ask_for_reconciliation,
+            tell=self._tell,
         )
         """What operators ask for."""
         self.janitor: Janitor = Janitor(
@@ -249,17 +246,13 @@ class Supervisor:
 
     async def _throttle_cluster(self, task: str, until: Moment) -> None:
         await self._controls.throttle(task, until)
-        self._held_back([task])
+        await self._tell(Topic.CONTROLS, [task])
 
-    def _held_back(self, names: Iterable[str]) -> None:
-        told = set(names)
-        self._executor.hold_back(told)
-        self._messenger.say(Topic.CONTROLS, told)
-
-    def _resumed(self, names: Iterable[str]) -> None:
-        told = set(names)
-        self._executor.resume(told)
-        self._messenger.say(Topic.RESUMED, told)
+    async def _tell(self, topic: Topic, names: Iterable[str]) -> None:
+        """Do what a signal asks for, and let the other instances hear it."""
+        told = tuple(names)
+        self._heard(Signal(topic, self._settings.instance_id, told))
+        self._messenger.say(topic, told)
 
     def _run_errand(self, errand: Coroutine[Any, Any, None], part: str) -> None:
         """Something that a plain call asked for and nobody waits for."""
@@ -393,10 +386,6 @@ class Supervisor:
                 continue
             if _defined(now) != _defined(known) or _unreconciled(now) - _unreconciled(known):
                 self._redefined.set()
-
-    async def _ask_for_reconciliation(self, names: Sequence[str]) -> None:
-        await self._definitions.to_be_reconciled(names)
-        self._tell_redefined()
 
     def lock(self, key: str, expire_in: timedelta, max_wait: timedelta) -> Lock:
         """A named lock of the whole cluster."""

@@ -7,6 +7,7 @@ writes, dates that may be out of Python's range, and a bound on each operation, 
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
@@ -53,6 +54,31 @@ def check_uri(uri: str) -> str | None:
         raise ConfigurationError(
             str(error), option="uri", value=_without_password(uri), expected="mongodb://host:27017/database"
         ) from None
+
+
+def uri_or_environment(uri: str | None) -> str | None:
+    """The URI that was given, or that of the environment."""
+    if uri is not None:
+        return uri
+    return os.environ.get("OPLOGUE_MONGODB_URI") or os.environ.get("MONGODB_URI")
+
+
+def database_name(uri: str | None, client: Client | None, database: str | None) -> str:
+    """The database that is worked in; ConfigurationError where nothing names one."""
+    named = check_uri(uri) if uri is not None else None
+    if uri is None and client is None:
+        raise ConfigurationError(
+            "no server", option="uri", expected="mongodb://host/database, here or in OPLOGUE_MONGODB_URI"
+        )
+    if client is not None and named is None and database is None:
+        default = client.get_default_database(default="")
+        named = default.name or None
+    name = database or named
+    if not name:
+        raise ConfigurationError(
+            "no database's name", option="database", expected="a name in the URI's path, or database='shop'"
+        )
+    return name
 
 
 def make_client(uri: str) -> Client:
