@@ -15,6 +15,7 @@ UV := .tools/bin/uv
 BIN := .venv/bin
 READY := .venv/.ready
 TOOLS_READY := .venv/.tools-ready
+BENCH_READY := .venv/.bench-ready
 MONGOD_READY := .venv/.mongod-ready
 
 export UV_PYTHON_DOWNLOADS := never
@@ -38,7 +39,7 @@ check: $(TOOLS_READY) ## lint, format, types, layers
 	$(BIN)/lint-imports --no-cache
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pyright --verifytypes oplogue --ignoreexternal
 
-bench: $(TOOLS_READY) $(MONGOD_READY) ## measure; prints figures; make bench ONLY=P3 for one of them
+bench: $(BENCH_READY) $(MONGOD_READY) ## measure; prints figures; make bench ONLY=P3 for one of them
 	@$(BIN)/python -m bench $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
 faults: $(TOOLS_READY) $(MONGOD_READY) ## the fault matrix: killed and frozen processes, lost connections
@@ -74,6 +75,11 @@ $(READY): pyproject.toml constraints.txt | $(UV)
 $(TOOLS_READY): $(READY)
 	@echo "Installing the development tools into .venv"
 	@$(UV) pip install -q --python $(BIN)/python -c constraints.txt --group dev $(HIDE_ADDRESSES)
+	@touch $@
+
+$(BENCH_READY): $(TOOLS_READY)
+	@echo "Installing what draws the benchmarks' charts into .venv"
+	@$(UV) pip install -q --python $(BIN)/python -c constraints.txt --group bench $(HIDE_ADDRESSES)
 	@touch $@
 
 # The wheel's mongod needs two shared libraries that a small Debian image does not have.

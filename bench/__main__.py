@@ -16,8 +16,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bench.charts import Result, draw
 from bench.lab import Lab
-from bench.model import AbsentError, Benchmark, Series, Verdict, VoidError, judge
+from bench.model import AbsentError, Benchmark, Series, VoidError, judge
 from bench.report import print_benchmark, print_head
 from oplogue.embedded import start_embedded
 
@@ -26,8 +27,8 @@ _HERE = Path(__file__).parent
 
 def benchmarks() -> list[Benchmark]:
     """All of them, in the order of their numbers."""
-    names = sorted(path.stem for path in _HERE.glob("p[0-9][0-9]_*.py"))
-    return [importlib.import_module(f"bench.{name}").BENCHMARK for name in names]
+    found = [path.stem for kind in "pg" for path in sorted(_HERE.glob(f"{kind}[0-9][0-9]_*.py"))]
+    return [importlib.import_module(f"bench.{name}").BENCHMARK for name in found]
 
 
 def main() -> int:
@@ -44,10 +45,13 @@ def main() -> int:
     scale = arguments.scale
     with start_embedded() as server:
         lab = Lab(server.uri, server.uri_for, scale=scale, server_pid=server.members[0].pid)
-        outcome = _loop(_run(lab, chosen, arguments.repetitions))
+        results = _loop(_run(lab, chosen, arguments.repetitions))
     path = _HERE / "results" / f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}.json"
+    outcome = [_as_json(benchmark, series) for benchmark, series in results]
     path.write_text(json.dumps({"machine": _machine(), "scale": scale, "benchmarks": outcome}, indent=1))
     print(f"\nwritten to bench/results/{path.name}")
+    if draw(results, path.with_suffix(".png")):
+        print(f"drawn in bench/results/{path.stem}.png")
     return 0
 
 
@@ -60,17 +64,17 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def _run(lab: Lab, chosen: Sequence[Benchmark], repetitions: int) -> list[dict[str, Any]]:
+async def _run(lab: Lab, chosen: Sequence[Benchmark], repetitions: int) -> list[Result]:
     print_head(_machine(), lab.scale)
-    outcome: list[dict[str, Any]] = []
+    results: list[Result] = []
     for benchmark in chosen:
         begun = time.perf_counter()
         series = await _take_turns(lab, benchmark, repetitions)
         verdicts = [judge(target, series) for target in benchmark.targets]
         print_benchmark(benchmark, list(series.values()), verdicts, time.perf_counter() - begun)
-        outcome.append(_as_json(benchmark, list(series.values()), verdicts))
+        results.append((benchmark, list(series.values())))
     await lab.close()
-    return outcome
+    return results
 
 
 async def _take_turns(lab: Lab, benchmark: Benchmark, repetitions: int) -> dict[str, Series]:
@@ -90,7 +94,9 @@ async def _take_turns(lab: Lab, benchmark: Benchmark, repetitions: int) -> dict[
     return series
 
 
-def _as_json(benchmark: Benchmark, series: Sequence[Series], verdicts: Sequence[Verdict]) -> dict[str, Any]:
+def _as_json(benchmark: Benchmark, series: Sequence[Series]) -> dict[str, Any]:
+    by_name = {one.name: one for one in series}
+    verdicts = [judge(target, by_name) for target in benchmark.targets]
     return {
         "id": benchmark.id,
         "title": benchmark.title,
@@ -99,7 +105,7 @@ def _as_json(benchmark: Benchmark, series: Sequence[Series], verdicts: Sequence[
     }
 
 
-def _loop(work: Coroutine[Any, Any, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def _loop(work: Coroutine[Any, Any, list[Result]]) -> list[Result]:
     try:
         import uvloop
     except ImportError:

@@ -44,6 +44,16 @@ class Target:
 
 
 @dataclass(frozen=True)
+class Axis:
+    """What a benchmark's contestants are sizes of, for its chart."""
+
+    label: str
+    figure: str
+    sizes: Mapping[str, int]
+    """The size that each contestant stands for."""
+
+
+@dataclass(frozen=True)
 class Benchmark:
     """One row of the table of targets."""
 
@@ -53,6 +63,8 @@ class Benchmark:
     targets: Sequence[Target] = ()
     heavy: bool = False
     """Takes minutes: only with ``--full``, or when it is asked for by name."""
+    axis: Axis | None = None
+    """Where the contestants are one scenario at growing sizes."""
 
 
 @dataclass

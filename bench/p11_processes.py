@@ -21,14 +21,17 @@ async def _two(lab: Lab) -> Sample:
 
 
 async def _with(lab: Lab, processes: int) -> Sample:
-    """By the server's clock, from the first start to the last end of a run."""
     if (os.cpu_count() or 1) < 2:
         raise AbsentError("there is one processor only")
-    count = lab.size(COUNT)
+    return await finished_by(lab, processes, lab.size(COUNT), slots=10, burn_ms=5)
+
+
+async def finished_by(lab: Lab, processes: int, count: int, **options: float) -> Sample:
+    """So many documents by so many workers: by the server's clock, from the first start to the last end of a run."""
     async with lab.database() as database, AsyncExitStack() as stack:
         uri = lab.uri_for(database.name)
         for _ in range(processes):
-            await stack.enter_async_context(worker(uri, slots=10, burn_ms=5))
+            await stack.enter_async_context(worker(uri, **options))
         await insert(database, count)
         records = database["orders_tasks"]
 

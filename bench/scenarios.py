@@ -13,7 +13,7 @@ from pymongo import WriteConcern
 from pymongo.asynchronous.database import AsyncDatabase
 
 from bench.floors import spread, write_and_wait
-from bench.lab import Document, Lab, Ledger, insert, until
+from bench.lab import Document, Lab, Ledger, insert, order, until
 from bench.model import Sample
 from oplogue import App, Context
 
@@ -93,6 +93,47 @@ async def burst(lab: Lab, count: int, slots: int, *, await_seconds: float = 0, k
         return {"per s": count / took, "insert s": inserted, **used}
 
 
+async def shared_burst(lab: Lab, count: int, slots: int, tasks: int) -> Sample:
+    """A burst of documents of which each matches one of so many tasks."""
+    async with lab.database() as database, lab.app(database.name, concurrency=slots) as app:
+        ledger = Ledger()
+        for number in range(tasks):
+            app.reactive_task(
+                task=f"t{number}",
+                collection="orders",
+                filter={"kind": number},
+                watch_projection={"kind": 1},
+                debounce=0,
+            )(_noting(ledger))
+        reconciled = asyncio.Event()
+        app.on("reconciliation.finished")(lambda _event: reconciled.set())
+        await app.start()
+        async with asyncio.timeout(60):
+            await reconciled.wait()
+        ledger.expect(count)
+        begun, stop = time.perf_counter(), lab.stopwatch()
+        orders = database["orders"]
+        for first in range(0, count, 1_000):
+            numbers = range(first, min(first + 1_000, count))
+            await orders.insert_many(
+                [{**order(number), "kind": number % tasks} for number in numbers], ordered=False
+            )
+        async with asyncio.timeout(300):
+            await ledger.full.wait()
+        await lab.settled(database)
+        took = time.perf_counter() - begun
+        used = stop(count)
+        ledger.check(range(count))
+        return {"per s": count / took, **used}
+
+
+def _noting(ledger: Ledger) -> Callable[[Context], Awaitable[None]]:
+    async def handler(ctx: Context) -> None:
+        ledger.note(ctx.doc_id)
+
+    return handler
+
+
 async def _keep_completed(database: AsyncDatabase[Document], count: int) -> None:
     """Records of documents that are long done, as a busy year leaves them."""
     now = datetime.now(UTC)
@@ -147,7 +188,7 @@ async def backlog(
         async def planned() -> bool:
             return await records.estimated_document_count() >= count
 
-        await until(planned, every=0.02)
+        await until(planned, every=0.02, patience=max(120, count / 1_000))
 
         async def open_gate() -> float:
             nonlocal gate_open
@@ -167,7 +208,7 @@ async def drain(lab: Lab, count: int, slots: int, fetch: Fetch = "nothing") -> S
             ledger.expect(count + 1)
             stop = lab.stopwatch()
             begun = await open_gate()
-            async with asyncio.timeout(120):
+            async with asyncio.timeout(max(120, count / 1_000)):
                 await ledger.full.wait()
             await lab.settled(database)
             took = time.perf_counter() - begun

@@ -16,9 +16,12 @@ from oplogue import App, Context
 
 
 @asynccontextmanager
-async def worker(uri: str, *, slots: int, burn_ms: float = 0) -> AsyncIterator[asyncio.subprocess.Process]:
+async def worker(
+    uri: str, *, slots: float, burn_ms: float = 0, await_ms: float = 0
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """Start one, and end it."""
-    arguments = ["-m", "bench.worker", uri, "--slots", str(slots), "--burn-ms", str(burn_ms)]
+    options = {"--slots": slots, "--burn-ms": burn_ms, "--await-ms": await_ms}
+    arguments = ["-m", "bench.worker", uri, *(f"{name}={value:g}" for name, value in options.items())]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdin=pipe, stdout=pipe)
     assert process.stdout is not None
@@ -37,13 +40,15 @@ async def worker(uri: str, *, slots: int, burn_ms: float = 0) -> AsyncIterator[a
             await process.wait()
 
 
-async def _work(uri: str, slots: int, burn_ms: float) -> None:
+async def _work(uri: str, slots: int, burn_ms: float, await_ms: float) -> None:
     app = App(uri, concurrency=slots)
 
     @app.reactive_task(
         task="t", collection="orders", filter={"status": "paid"}, watch_projection={"status": 1}, debounce=0
     )
     async def handler(_ctx: Context) -> None:
+        if await_ms:
+            await asyncio.sleep(await_ms / 1000)
         until = time.thread_time() + burn_ms / 1000
         while time.thread_time() < until:
             pass
@@ -59,8 +64,9 @@ def main() -> None:
     parser.add_argument("uri")
     parser.add_argument("--slots", type=int, default=10)
     parser.add_argument("--burn-ms", type=float, default=0)
+    parser.add_argument("--await-ms", type=float, default=0)
     arguments = parser.parse_args()
-    work = _work(arguments.uri, arguments.slots, arguments.burn_ms)
+    work = _work(arguments.uri, arguments.slots, arguments.burn_ms, arguments.await_ms)
     try:
         import uvloop
     except ImportError:
