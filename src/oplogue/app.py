@@ -87,6 +87,8 @@ class App:
         self._tasks: dict[str, Task] = {}
         self._client: Client | None = client
         self._supervisor: Supervisor | None = None
+        self._turn = asyncio.Lock()
+        self._stopping: asyncio.Task[None] | None = None
 
     # -- definitions
 
@@ -176,8 +178,21 @@ class App:
 
     async def start(self) -> None:
         """Check the definitions with the server, build indexes, and take part; returns when the instance is ready."""
-        if self._supervisor is not None:
-            return
+        async with self._turn:
+            if self._supervisor is None:
+                await self._start()
+
+    async def stop(self) -> None:
+        """Stop gracefully: running handlers finish, what never started is given back, another instance leads."""
+        # A task of its own: who waits for it may be cancelled, or be a handler of this app; the stop goes on.
+        self._stopping = asyncio.create_task(self._stop_in_turn(), name="oplogue-stop")
+        await asyncio.shield(self._stopping)
+
+    async def _stop_in_turn(self) -> None:
+        async with self._turn:
+            await self._stop()
+
+    async def _start(self) -> None:
         if self._client is None:
             assert self._uri is not None
             self._client = make_client(self._uri)
@@ -196,14 +211,14 @@ class App:
         try:
             await supervisor.start()
         except BaseException:
-            await self.stop()
+            await self._stop()
             raise
 
-    async def stop(self) -> None:
-        """Stop gracefully: running handlers finish, what never started is given back, another instance leads."""
-        supervisor, self._supervisor = self._supervisor, None
-        if supervisor is not None:
-            await supervisor.stop()
+    async def _stop(self) -> None:
+        if self._supervisor is not None:
+            # Handlers that still run may use the app until the last of them has ended.
+            await self._supervisor.stop()
+            self._supervisor = None
         if self._given is None and self._client is not None:
             client, self._client = self._client, None
             await client.close()

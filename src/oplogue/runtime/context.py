@@ -7,6 +7,7 @@ for (a deferral, a completion) belongs to the run and is looked at when the hand
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -57,6 +58,8 @@ class Run:
     throttle: Callable[[str, Moment, Scope], None]
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     document: Any = None
+    shown: dict[str, Any] | None = None
+    """The watched values as the handler has them."""
     claimed_at: float = 0.0
     deadline: float | None = None
     """When its task's timeout passes, once it runs: renewal ends then."""
@@ -108,8 +111,12 @@ class Context:
 
     @property
     def watched_values(self) -> dict[str, Any]:
-        """The watched values that this run was planned for."""
-        return self._run.record.values
+        """The watched values that this run was planned for; the handler's own copy of them."""
+        run = self._run
+        if run.shown is None:
+            # What the document is verified against must not change with what a handler does to its values.
+            run.shown = copy.deepcopy(run.record.values)
+        return run.shown
 
     @property
     def attempt(self) -> int:

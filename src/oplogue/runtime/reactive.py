@@ -207,7 +207,9 @@ class ReactiveSource:
     async def _call(self, task: Task, run: Run) -> None:
         handler = task.handler
         loop = asyncio.get_running_loop()
-        context = Context(run) if handler.is_async else BlockingContext(run, loop)
+        # Middleware is asynchronous whatever the handler is: a blocking call would stop the loop for good.
+        outer = Context(run)
+        context = outer if handler.is_async else BlockingContext(run, loop)
         document = handler.convert(run.document) if handler.wants_document else None
         arguments = handler.arguments(document, context)
 
@@ -222,7 +224,7 @@ class ReactiveSource:
             if inspect.isawaitable(answer):  # a plain function that wraps a coroutine
                 await answer
 
-        await _wrapped(call, context, self._settings.middleware)()
+        await _wrapped(call, outer, self._settings.middleware)()
 
     def _time_out(self, run: Run, seconds: float) -> asyncio.TimerHandle:
         task = asyncio.current_task()

@@ -21,6 +21,8 @@ _HOOKS: WeakKeyDictionary[Session, list[Hook]] = WeakKeyDictionary()
 def on_commit(session: Session, callback: Hook) -> None:
     """Call the function, sync or async, once the transaction of this session is committed; never if it aborts.
 
+    Each hook is called whatever the others raise; the first error is raised when all have been called.
+
     The session is the one that ``app.with_transaction`` handed to its callback. A callback that is called again,
     because the transaction had to be, registers its hooks anew.
     """
@@ -44,8 +46,18 @@ async def with_transaction(client: Client, callback: Callable[[Session], Awaitab
 
     async with client.start_session() as session:
         result = await session.with_transaction(attempt)
-        for hook in _HOOKS.pop(session, []):
-            answer = hook()
-            if inspect.isawaitable(answer):
-                await answer
+        failed = [error for hook in _HOOKS.pop(session, []) if (error := await _called(hook)) is not None]
+    if failed:
+        raise failed[0]
     return result
+
+
+async def _called(hook: Hook) -> Exception | None:
+    """What the hook raised: the commit stands, and the next hooks are called all the same."""
+    try:
+        answer = hook()
+        if inspect.isawaitable(answer):
+            await answer
+    except Exception as error:  # noqa: BLE001 - raised when all hooks have been called
+        return error
+    return None

@@ -48,6 +48,18 @@ async def test_the_context_knows_its_run(make_stage: MakeStage, orders: Orders) 
     assert seen == ["sync-order", 7, {"status": "paid", "a": {"b": 1}}, 1, "the-one"]
 
 
+async def test_a_handler_may_change_its_watched_values(stage: Stage, orders: Orders) -> None:
+    @stage.app.reactive_task(collection="orders", debounce=0, watch_projection=["a"])
+    async def _sync(ctx: Context) -> None:
+        ctx.watched_values["a"]["b"] += 1
+        assert ctx.watched_values == {"a": {"b": 2}}
+        assert (await ctx.get_document())["a"] == {"b": 1}
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 7, "a": {"b": 1}})
+    await stage.next("task.completed")
+
+
 async def test_without_a_projection_the_whole_document_is_watched(stage: Stage, orders: Orders) -> None:
     seen: list[Document] = []
 
@@ -872,6 +884,28 @@ async def test_the_first_middleware_is_outermost(make_stage: MakeStage, orders: 
     await orders.insert_one({"_id": 7})
     await stage.next("task.completed")
     assert order == ["outer before", "inner before", "handler", "inner after", "outer after"]
+
+
+async def test_middleware_awaits_the_context_also_around_a_plain_function(
+    make_stage: MakeStage, orders: Orders
+) -> None:
+    seen: list[Document] = []
+
+    async def look(ctx: Context, call_next: Callable[[], Awaitable[None]]) -> None:
+        seen.append(await ctx.get_document())
+        await call_next()
+        await ctx.mark_completed()
+
+    stage = make_stage(middleware=look)
+
+    @stage.app.reactive_task(collection="orders", debounce=0)
+    def _plain(ctx: Context) -> None:
+        seen.append(ctx.get_document())  # type: ignore[arg-type]  # a plain function does not await it
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 7})
+    await stage.next("task.completed")
+    assert seen == [{"_id": 7}, {"_id": 7}]
 
 
 async def test_middleware_sees_what_the_handler_raises(make_stage: MakeStage, orders: Orders) -> None:

@@ -12,7 +12,7 @@ from pymongo import AsyncMongoClient
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from tests.integration.runtime.conftest import MakeStage
-from tests.support.running import Stage, within
+from tests.support.running import Gate, Stage, within
 
 from oplogue import App, ConfigurationError, Context, NotStartedError
 
@@ -37,6 +37,75 @@ async def test_start_and_stop_may_be_called_twice(stage: Stage, orders: Orders) 
     await stage.app.stop()
     await stage.app.stop()
     assert len(stage.heard("instance.started")) == len(stage.heard("instance.stopped")) == 1
+
+
+async def test_stops_at_the_same_time_wait_for_one_another(stage: Stage, orders: Orders) -> None:
+    gate = Gate()
+
+    @stage.app.reactive_task(collection="orders", debounce=0)
+    async def _sync(ctx: Context) -> None:
+        await gate()
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 1})
+    await gate.reached()
+    stops = [asyncio.create_task(stage.app.stop()) for _ in range(2)]
+    done, _ = await asyncio.wait(stops, timeout=0.2)
+    assert not done
+    gate.open()
+    await within(asyncio.gather(*stops))
+    assert len(stage.heard("task.completed")) == len(stage.heard("instance.stopped")) == 1
+    assert not stage.heard("settle.failed")
+
+
+async def test_a_stop_goes_on_when_who_waits_for_it_is_cancelled(stage: Stage, orders: Orders) -> None:
+    gate = Gate()
+
+    @stage.app.reactive_task(collection="orders", debounce=0)
+    async def _sync(ctx: Context) -> None:
+        await gate()
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 1})
+    await gate.reached()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(stage.app.stop(), 0.1)
+    gate.open()
+    await stage.next("instance.stopped")
+    assert len(stage.heard("task.completed")) == 1
+
+
+async def test_a_handler_that_still_runs_may_use_the_app_while_it_stops(stage: Stage, orders: Orders) -> None:
+    gate = Gate()
+
+    @stage.app.reactive_task(collection="orders", debounce=0)
+    async def _sync(ctx: Context) -> None:
+        await gate()
+        async with stage.app.lock("account"):
+            await stage.app.count_reactive_tasks()
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 1})
+    await gate.reached()
+    stop = asyncio.create_task(stage.app.stop())
+    await stage.next("leadership.lost")
+    gate.open()
+    await within(stop)
+    assert len(stage.heard("task.completed")) == 1
+
+
+async def test_a_handler_may_stop_its_own_app(make_stage: MakeStage, orders: Orders) -> None:
+    stage = make_stage(shutdown_timeout="100ms")
+
+    @stage.app.reactive_task(collection="orders", debounce=0)
+    async def _sync(ctx: Context) -> None:
+        await stage.app.stop()
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 1})
+    await stage.next("instance.stopped")
+    # What waited for itself was cut short: given back, no attempt counted.
+    assert (await orders.database["orders_tasks"].find_one({}))["attempts"] == 0  # type: ignore[index]
 
 
 async def test_start_after_stop_works_and_sees_what_happened_meanwhile(stage: Stage, orders: Orders) -> None:

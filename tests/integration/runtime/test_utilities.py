@@ -195,7 +195,7 @@ async def test_a_hook_on_a_session_of_ones_own_is_refused(app: App) -> None:
             on_commit(session, lambda: None)
 
 
-async def test_a_hook_that_raises_is_told_and_leaves_the_commit(
+async def test_a_hook_that_raises_is_told_and_leaves_the_commit_and_the_other_hooks(
     app: App, db: AsyncDatabase[Document]
 ) -> None:
     seen: list[str] = []
@@ -211,6 +211,7 @@ async def test_a_hook_that_raises_is_told_and_leaves_the_commit(
     with pytest.raises(ValueError, match="the hook"):
         await app.with_transaction(write)
     assert await db["orders"].count_documents({}) == 1
+    assert seen == ["the next one"]
 
 
 # -- batches
