@@ -19,12 +19,13 @@ from oplogue.model.durations import DurationLike, parse_duration
 from oplogue.model.policies import CleanupPolicy, Evolution, Monitoring
 from oplogue.model.record import Page
 from oplogue.model.retry import RetryPolicy
-from oplogue.runtime.bus import Bus, Subscriber
+from oplogue.runtime.bus import Bus
 from oplogue.runtime.context import Context
 from oplogue.runtime.desk import OneOrMany, SortLike, record_filter
 from oplogue.runtime.lock import Lock
 from oplogue.runtime.parts import end
 from oplogue.runtime.settings import Middleware, Settings, TaskFilter
+from oplogue.runtime.subscriptions import Subscriber
 from oplogue.runtime.supervisor import Supervisor
 from oplogue.store import Client, Database, Session
 from oplogue.store.batches import Execute, Transform, process_in_batches
@@ -83,7 +84,7 @@ class App:
             middleware=(middleware,) if callable(middleware) else tuple(middleware),
         )
         self._clock = Clock()
-        self._bus = Bus(self._clock)
+        self._bus = Bus(self._clock, self._settings.instance_id)
         self._tasks: dict[str, Task] = {}
         self._client: Client | None = client
         self._supervisor: Supervisor | None = None
@@ -149,7 +150,10 @@ class App:
         self._tasks[task.name] = task
 
     def on(self, code: str) -> Callable[[SubscriberT], SubscriberT]:
-        """Call the decorated function, sync or async, with each event of that code."""
+        """Call the decorated function, sync or async, with each event of that code.
+
+        Also of an area (``"task.*"``), or with all (``"*"``). The classes of events are in `oplogue.events`.
+        """
 
         def subscribe(subscriber: SubscriberT) -> SubscriberT:
             self._bus.subscribe(code, subscriber)

@@ -108,7 +108,7 @@ class Worker:
             settings=settings,
             controls=Controls(stop_renewal=_nothing, throttle=_nothing),
             threads=threads,
-            bus=Bus(clock),
+            bus=Bus(clock, "test"),
             clock=clock,
         )
         self._claimed: dict[int, Run] = {}

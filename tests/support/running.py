@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from oplogue import App
-from oplogue.model.events import EVENTS, Event
+from oplogue.model.events import Event
 from oplogue.model.record import TaskRecord
 
 LIMIT = 10.0
@@ -24,8 +24,7 @@ class Stage:
         self.events: list[Event] = []
         self._taken: set[int] = set()
         self._stirred = asyncio.Event()
-        for code in EVENTS:
-            app.on(code)(self._note)
+        app.on("*")(self._note)
 
     def _note(self, event: Event) -> None:
         self.events.append(event)

@@ -11,7 +11,7 @@ from typing import Any
 
 from oplogue.app import App
 from oplogue.clock import Clock
-from oplogue.model.events import EVENTS, Event
+from oplogue.model.events import EVENTS, Event, RunEvent
 
 _ENDS = ("completed", "skipped", "retried", "failed", "deferred", "lease_lost")
 _RECENT = 40
@@ -56,13 +56,13 @@ class Gauges:
         elapsed = max(now - then, 1e-3)
         return {task: (counts[task] - before[task]) / elapsed for task in tasks}
 
-    def _started(self, event: Event) -> None:
-        self.running[event.fields["task"]].add(event.fields["doc_id"])
+    def _started(self, event: RunEvent) -> None:
+        self.running[event.task].add(event.doc_id)
 
-    def _ended(self, event: Event) -> None:
-        task, end = event.fields["task"], event.code.partition(".")[2]
-        self.ended[task][end] += 1
-        self.running[task].discard(event.fields["doc_id"])
+    def _ended(self, event: RunEvent) -> None:
+        end = event.code.partition(".")[2]
+        self.ended[event.task][end] += 1
+        self.running[event.task].discard(event.doc_id)
         if end == "completed":
             self.moved = self._clock.monotonic()
 

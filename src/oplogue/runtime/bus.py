@@ -3,67 +3,73 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
+import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from oplogue.clock import Clock
-from oplogue.errors import ConfigurationError
-from oplogue.model.events import EVENTS, Event
-
-Subscriber = Callable[[Event], Awaitable[None] | None]
+from oplogue.model.events import EVENTS, EventKind
+from oplogue.runtime.subscriptions import Subscriber, Subscription, codes_for
 
 _LOGGER = logging.getLogger("oplogue")
+_AREAS = {code: _LOGGER.getChild(code.partition(".")[0]) for code in EVENTS}
 
 
 class Bus:
-    """Emits events. An event that nobody listens to costs a dictionary look-up."""
+    """Emits events. An event that nobody listens to costs a few dictionary look-ups."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, instance_id: str) -> None:
         self._clock = clock
-        self._subscribers: dict[str, list[Subscriber]] = {}
-        self._running: set[asyncio.Task[None]] = set()
+        self._instance_id = instance_id
+        self._subscriptions: list[Subscription] = []
+        self._by_code: dict[str, list[Subscription]] = {}
         self.counts: Counter[str] = Counter()
 
-    def subscribe(self, code: str, subscriber: Subscriber) -> None:
-        """Call the subscriber with each event of that code."""
-        if code not in EVENTS:
-            raise ConfigurationError(
-                "no such event", option="code", value=code, expected=f"one of {', '.join(EVENTS)}"
-            )
-        self._subscribers.setdefault(code, []).append(subscriber)
+    def subscribe(self, pattern: str, subscriber: Subscriber) -> None:
+        """Call the subscriber with each event of that code, of an area (``task.*``), or with all (``*``)."""
+        codes = codes_for(pattern, subscriber)
+        subscription = Subscription(subscriber)
+        self._subscriptions.append(subscription)
+        for code in codes:
+            self._by_code.setdefault(code, []).append(subscription)
 
-    def emit(self, code: str, /, **fields: Any) -> None:
+    def emit(self, code: str, /, **payload: Any) -> None:
         """Report that something happened."""
         self.counts[code] += 1
         kind = EVENTS[code]
-        if _LOGGER.isEnabledFor(kind.level):
-            area = _LOGGER.getChild(code.partition(".")[0])
-            area.log(kind.level, kind.message.format_map(fields), extra={"code": code, **fields})
-        for subscriber in self._subscribers.get(code, ()):
-            self._tell(subscriber, Event(code, self._clock.now(), fields))
+        if _AREAS[code].isEnabledFor(kind.level):
+            self._log(code, kind, {"instance_id": self._instance_id, **payload})
+        subscriptions = self._by_code.get(code)
+        if subscriptions is not None:
+            event = kind.payload(code=code, at=self._clock.now(), instance_id=self._instance_id, **payload)
+            for subscription in subscriptions:
+                subscription.tell(event)
 
-    def _tell(self, subscriber: Subscriber, event: Event) -> None:
+    def _log(self, code: str, kind: EventKind, fields: dict[str, Any]) -> None:
+        # An exception is no key of a line: it is where formatters look for one, with its traceback.
+        raised = fields.pop("exception", None)
+        message, extra = kind.message.format_map(fields), {"code": code, **fields}
         try:
-            answer = subscriber(event)
-        except Exception:
-            _LOGGER.exception("a subscriber of %s failed", event.code)
+            _AREAS[code].log(kind.level, message, exc_info=raised, extra=extra)
+        except Exception:  # noqa: BLE001 - a filter of the user's raised
+            # Not to the log, whose filter would raise again: where logging itself reports a handler that fails.
+            if logging.raiseExceptions:
+                traceback.print_exc()
+
+    async def drain(self, timeout: float) -> None:
+        """Wait for asynchronous subscribers that still run; those that don't end in time are cancelled."""
+        running = [call for subscription in self._subscriptions for call in subscription.running]
+        if not running:
             return
-        if inspect.isawaitable(answer):
-            task = asyncio.ensure_future(_finish(answer, event))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
-
-    async def drain(self) -> None:
-        """Wait for asynchronous subscribers that still run."""
-        while self._running:
-            await asyncio.gather(*self._running)
-
-
-async def _finish(answer: Awaitable[None], event: Event) -> None:
-    try:
-        await answer
-    except Exception:
-        _LOGGER.exception("a subscriber of %s failed", event.code)
+        _, late = await asyncio.wait(running, timeout=timeout)
+        if not late:
+            return
+        for call in late:
+            call.cancel()
+        _, left = await asyncio.wait(late, timeout=timeout)
+        _LOGGER.warning(
+            "the instance stopped before its subscribers: %d calls were cancelled, %d of them still run",
+            len(late),
+            len(left),
+        )

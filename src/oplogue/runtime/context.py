@@ -67,6 +67,8 @@ class Run:
     timed_out: bool = False
     deferral: Moment | None = None
     condition: Moved | Skipped | None = None
+    raised: BaseException | None = None
+    """What the handler raised, for those who want to see where."""
     completed: Literal["no", "in a transaction", "yes"] = "no"
 
     def ended(self, error: BaseException | None) -> Outcome | None:

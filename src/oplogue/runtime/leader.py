@@ -104,7 +104,7 @@ class Leader:
             return min(answer.ends_in.total_seconds() + _SOON, lease.total_seconds() / 2)
         office = Office(answer, lease=lease, since=asked_at, clock=self._clock)
         self.office = office
-        self._bus.emit("leadership.gained", instance_id=self._settings.instance_id, term=answer.number)
+        self._bus.emit("leadership.gained", term=answer.number)
         self._decided.set()
         reason = "the instance stops"
         try:
@@ -117,9 +117,7 @@ class Leader:
             raise
         finally:
             self.office = None
-            self._bus.emit(
-                "leadership.lost", instance_id=self._settings.instance_id, term=answer.number, reason=reason
-            )
+            self._bus.emit("leadership.lost", term=answer.number, reason=reason)
         return _SOON * (1 + self._clock.random())
 
     async def _hold(self, office: Office) -> None:

@@ -32,14 +32,6 @@ _SHORT = timedelta(milliseconds=250)
 _GROUPS = (32, 4, 1)
 """How many suspects are claimed together, by how often they lost their lease."""
 
-_CODES = {
-    Reason.COMPLETED: "task.completed",
-    Reason.SKIPPED: "task.skipped",
-    Reason.MOVED: "task.skipped",
-    Reason.RETRIED: "task.retried",
-    Reason.FAILED: "task.failed",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Controls:
@@ -199,6 +191,7 @@ class ReactiveSource:
         finally:
             if timer is not None:
                 timer.cancel()
+        run.raised = error
         outcome = run.ended(error)
         if outcome is None:
             self._report(run, self._completion(run))
@@ -270,16 +263,47 @@ class ReactiveSource:
         self._report(run, None if applied == "lost" else transition)
 
     def _report(self, run: Run, transition: Transition | None) -> None:
-        fields = {"task": run.record.task, "doc_id": run.record.doc_id, "attempt": run.record.attempts}
+        emit, task, doc_id, attempt = self._bus.emit, run.record.task, run.record.doc_id, run.record.attempts
         if transition is None:
-            self._bus.emit("task.lease_lost", **fields)
-        elif transition.reason is Reason.DEFERRED:
-            self._bus.emit("task.deferred", **fields)
-        elif transition.error is not None:
-            code = _CODES[transition.reason]
-            self._bus.emit(code, **fields, duration_ms=transition.duration_ms, error=transition.error)
-        elif transition.reason is not Reason.RELEASED:
-            self._bus.emit(_CODES[transition.reason], **fields, duration_ms=transition.duration_ms)
+            emit("task.lease_lost", task=task, doc_id=doc_id, attempt=attempt)
+            return
+        took, error, raised = transition.duration_ms, transition.error, run.raised
+        match transition.reason:
+            case Reason.COMPLETED:
+                emit("task.completed", task=task, doc_id=doc_id, attempt=attempt, duration_ms=took)
+            case Reason.SKIPPED | Reason.MOVED:
+                emit("task.skipped", task=task, doc_id=doc_id, attempt=attempt, duration_ms=took)
+            case Reason.RETRIED:
+                emit(
+                    "task.retried",
+                    task=task,
+                    doc_id=doc_id,
+                    attempt=attempt,
+                    duration_ms=took,
+                    error=error,
+                    exception=raised,
+                    seconds=self._seconds_until(transition),
+                )
+            case Reason.FAILED:
+                emit(
+                    "task.failed",
+                    task=task,
+                    doc_id=doc_id,
+                    attempt=attempt,
+                    duration_ms=took,
+                    error=error,
+                    exception=raised,
+                )
+            case Reason.DEFERRED:
+                seconds = self._seconds_until(transition)
+                emit("task.deferred", task=task, doc_id=doc_id, attempt=attempt, seconds=seconds)
+            case Reason.RELEASED:
+                pass
+
+    def _seconds_until(self, transition: Transition) -> float:
+        if transition.run_at is not None:
+            return max((transition.run_at - self._clock.now()).total_seconds(), 0.0)
+        return (transition.run_in or timedelta()).total_seconds()
 
     # -- what a run asks of the database
 

@@ -157,7 +157,7 @@ class Supervisor:
         if self._leader.leads:
             # What is written after start() is seen at once, not by the reconciliation.
             await self._clock.wait(self._governing, self._settings.lease.total_seconds())
-        self._bus.emit("instance.started", instance_id=self._settings.instance_id)
+        self._bus.emit("instance.started")
 
     async def stop(self) -> None:
         """Stop planning, let another lead, finish what runs, write its outcomes."""
@@ -172,8 +172,8 @@ class Supervisor:
         await self._messenger.stop()
         await asyncio.gather(*self._errands)
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._bus.emit("instance.stopped", instance_id=self._settings.instance_id)
-        await self._bus.drain()
+        self._bus.emit("instance.stopped")
+        await self._bus.drain(self._settings.bound.total_seconds())
 
     async def _ensure_indexes(self) -> None:
         for records in self._records.values():

@@ -21,7 +21,7 @@ async def stubborn(times: int) -> None:
 
 
 async def test_a_part_that_fails_is_started_again_and_reported() -> None:
-    bus, runs, errors = Bus(Clock()), [0], [""]
+    bus, runs, errors = Bus(Clock(), "test"), [0], [""]
     bus.subscribe("part.failed", lambda event: errors.append(event.fields["error"]))
 
     async def part() -> None:

@@ -1,0 +1,59 @@
+"""The events that subscribers get: one class for each shape of payload.
+
+>>> from oplogue import App
+>>> from oplogue.events import RunFailed
+>>> app = App("mongodb://localhost:27017/shop")
+>>> @app.on("task.failed")
+... def page_somebody(event: RunFailed) -> None:
+...     print(f"{event.task} of {event.doc_id} failed for good: {event.error}")
+"""
+
+from oplogue.model.events import (
+    BatchFailure,
+    DocumentParked,
+    DocumentsPlanned,
+    Event,
+    Failure,
+    LeadershipLost,
+    PartFailure,
+    ReconciliationEvent,
+    ReconciliationProgress,
+    RunDeferred,
+    RunEnded,
+    RunEvent,
+    RunFailed,
+    RunRetried,
+    ShutdownTimeout,
+    SourceEvent,
+    SourceFailure,
+    TaskEvent,
+    TaskRecords,
+    TaskReprocessed,
+    TaskThrottled,
+    TermEvent,
+)
+
+__all__ = [
+    "BatchFailure",
+    "DocumentParked",
+    "DocumentsPlanned",
+    "Event",
+    "Failure",
+    "LeadershipLost",
+    "PartFailure",
+    "ReconciliationEvent",
+    "ReconciliationProgress",
+    "RunDeferred",
+    "RunEnded",
+    "RunEvent",
+    "RunFailed",
+    "RunRetried",
+    "ShutdownTimeout",
+    "SourceEvent",
+    "SourceFailure",
+    "TaskEvent",
+    "TaskRecords",
+    "TaskReprocessed",
+    "TaskThrottled",
+    "TermEvent",
+]
