@@ -15,16 +15,21 @@ from typing import Any
 from pymongo import MongoClient
 
 MODULE = """
-import os, time
+import os, threading, time
 from oplogue import App, Context, Fixed
 
-app = App({uri!r}, lease="2s", instance_id="worker")
+app = App({uri!r}, lease="2s", instance_id="worker", shutdown_timeout="1s")
 
 @app.reactive_task(collection="orders", debounce=0, timeout="1s", retry_policy=Fixed(0, max_attempts=1))
 async def handle(ctx: Context) -> None:
     print(f"ran {{ctx.doc_id}} in {{os.getpid()}} as {{ctx.instance_id}}", flush=True)
     while ctx.doc_id == "blocks":
         pass
+
+@app.reactive_task(collection="calls", debounce=0)
+def call(ctx: Context) -> None:
+    print("calling", flush=True)
+    threading.Event().wait()
 """
 
 
@@ -89,6 +94,16 @@ def test_process_that_a_handler_blocks_past_its_timeout_ends_and_is_started_agai
         line_of(process, "task handle blocks the event loop past its timeout")
         line_of(process, "a worker process ended with 70; it is started again")
         line_of(process, "instance worker started")
+
+
+def test_plain_handler_that_never_returns_does_not_keep_a_stopped_worker_alive(
+    tmp_path: Path, database_uri: str
+) -> None:
+    with MongoClient[dict[str, Any]](database_uri) as client, worker(tmp_path, database_uri) as process:
+        client.get_default_database()["calls"].insert_one({"_id": 1})
+        line_of(process, "calling")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
 
 
 def test_second_signal_ends_a_worker_at_once(tmp_path: Path, database_uri: str) -> None:

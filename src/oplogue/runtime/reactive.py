@@ -7,7 +7,7 @@ import contextvars
 import inspect
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -53,7 +53,7 @@ class ReactiveSource:
         documents: SourceDocuments,
         settings: Settings,
         controls: Controls,
-        threads: ThreadPoolExecutor,
+        threads: Executor,
         bus: Bus,
         clock: Clock,
     ) -> None:

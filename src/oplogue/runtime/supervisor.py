@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -37,6 +36,7 @@ from oplogue.runtime.reactive import Controls, ReactiveSource
 from oplogue.runtime.reconciler import Reconciler
 from oplogue.runtime.renewal import LoopRenewal, Renewal, ThreadRenewal
 from oplogue.runtime.settings import Settings
+from oplogue.runtime.threads import HandlerThreads
 from oplogue.store import Client, ClusterTime
 from oplogue.store.cleanup import Cleanup
 from oplogue.store.connection import check_server
@@ -84,9 +84,7 @@ class Supervisor:
         self._definitions = Definitions(client, self._globals, bound=settings.bound)
         self._leadership = Leadership(client, self._globals, bound=settings.bound)
         self._scans = Scans(client, self._globals, bound=settings.bound)
-        self._threads = ThreadPoolExecutor(
-            max_workers=max(settings.concurrency, 1), thread_name_prefix="oplogue-handler"
-        )
+        self._threads = HandlerThreads()
         self._leases = LeaseBook(settings.lease, clock)
         self._records: dict[Namespace, TaskRecords] = {}
         self._executor = Executor(
@@ -171,7 +169,7 @@ class Supervisor:
         await self._presence.stop()
         await self._messenger.stop()
         await asyncio.gather(*self._errands)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown()
         self._bus.emit("instance.stopped")
         await self._bus.drain(self._settings.bound.total_seconds())
 

@@ -387,6 +387,26 @@ async def test_a_handler_that_swallows_its_cancellation_has_failed_by_its_timeou
     assert "TimeoutError" in (await stage.next("task.failed")).fields["error"]
 
 
+async def test_plain_handlers_that_hang_past_their_timeout_leave_room_for_others(
+    make_stage: MakeStage, orders: Orders
+) -> None:
+    stage, hanging = make_stage(concurrency=1), threading.Event()
+
+    @stage.app.reactive_task(collection="orders", debounce=0, timeout="50ms", retry_policy=ONCE)
+    def _sync(ctx: Context) -> None:
+        if ctx.doc_id != "last":
+            hanging.wait()
+
+    await stage.app.start()
+    try:
+        await orders.insert_many(numbered(3))
+        await stage.until(lambda: len(stage.heard("task.failed")) == 3)
+        await orders.insert_one({"_id": "last"})
+        await stage.next("task.completed", doc_id="last")
+    finally:
+        hanging.set()
+
+
 async def test_renewal_ends_at_the_timeout_of_a_handler_that_does_not_end(
     make_stage: MakeStage, orders: Orders
 ) -> None:
