@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -13,7 +12,6 @@ from typing import Any, Self, TypeVar
 
 from oplogue.clock import Clock
 from oplogue.errors import ConfigurationError, NotStartedError
-from oplogue.model.cron import parse_interval
 from oplogue.model.definition import Task, TaskDefinition, define_task
 from oplogue.model.durations import DurationLike, parse_duration
 from oplogue.model.policies import CleanupPolicy, Evolution, Monitoring
@@ -24,12 +22,13 @@ from oplogue.runtime.context import Context
 from oplogue.runtime.desk import OneOrMany, SortLike, record_filter
 from oplogue.runtime.lock import Lock
 from oplogue.runtime.parts import end
-from oplogue.runtime.settings import Middleware, Settings, TaskFilter
+from oplogue.runtime.settings import Middleware, TaskFilter, settings_of
 from oplogue.runtime.subscriptions import Subscriber
 from oplogue.runtime.supervisor import Supervisor
 from oplogue.store import Client, Database, Session
 from oplogue.store.batches import Execute, Transform, process_in_batches
 from oplogue.store.connection import database_name, make_client, uri_or_environment
+from oplogue.store.sendable import sendable
 from oplogue.store.transactions import with_transaction
 
 SUPERVISED = "OPLOGUE_PROCESS"
@@ -71,17 +70,17 @@ class App:
         self._uri = uri
         self._given = client
         self._database_name = database_name(uri, client, database)
-        self._settings = Settings(
-            instance_id=_instance_id(instance_id),
-            concurrency=_concurrency(concurrency),
-            lease=parse_duration(lease, option="lease", minimum=timedelta(seconds=1)),
-            shutdown_timeout=parse_duration(shutdown_timeout, option="shutdown_timeout"),
-            cleanup_interval=parse_interval(cleanup_interval, option="cleanup_interval"),
+        self._settings = settings_of(
+            instance_id=instance_id,
+            process=os.environ.get(SUPERVISED),
+            concurrency=concurrency,
+            lease=lease,
+            shutdown_timeout=shutdown_timeout,
+            cleanup_interval=cleanup_interval,
             globals_collection=globals_collection,
-            monitoring=monitoring or Monitoring(),
+            monitoring=monitoring,
             task_filter=task_filter,
-            supervised=SUPERVISED in os.environ,
-            middleware=(middleware,) if callable(middleware) else tuple(middleware),
+            middleware=middleware,
         )
         self._clock = Clock()
         self._bus = Bus(self._clock, self._settings.instance_id)
@@ -147,6 +146,7 @@ class App:
                 value=task.name,
                 expected="a unique name",
             )
+        sendable(task.definition, self._client)
         self._tasks[task.name] = task
 
     def on(self, code: str) -> Callable[[SubscriberT], SubscriberT]:
@@ -200,23 +200,24 @@ class App:
         if self._client is None:
             assert self._uri is not None
             self._client = make_client(self._uri)
-        tasks = [
-            Task(task.definition.located(self._database_name), task.handler) for task in self._tasks.values()
-        ]
-        supervisor = self._supervisor = Supervisor(
-            client=self._client,
+        try:
+            self._supervisor = self._supervise(self._client)
+            await self._supervisor.start()
+        except BaseException:
+            await self._stop()
+            raise
+
+    def _supervise(self, client: Client) -> Supervisor:
+        located = [(task, task.definition.located(self._database_name)) for task in self._tasks.values()]
+        return Supervisor(
+            client=client,
             renewal_uri=self._uri,
             database=self._database_name,
-            tasks=tasks,
+            tasks=[Task(sendable(definition, client), task.handler) for task, definition in located],
             settings=self._settings,
             bus=self._bus,
             clock=self._clock,
         )
-        try:
-            await supervisor.start()
-        except BaseException:
-            await self._stop()
-            raise
 
     async def _stop(self) -> None:
         if self._supervisor is not None:
@@ -383,24 +384,3 @@ class App:
         if self._supervisor is None:
             raise NotStartedError("start the app first: async with app, or await app.start()")
         return self._supervisor
-
-
-def _instance_id(value: str | None) -> str:
-    if value is None:
-        return uuid.uuid4().hex[:12]
-    # Several processes of one worker run the same code: each is an instance of its own.
-    number = os.environ.get(SUPERVISED, "")
-    if not isinstance(value, str) or not value.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigurationError("not a name", option="instance_id", value=value, expected="a non-empty text")
-    return f"{value}-{number}" if number else value
-
-
-def _concurrency(value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigurationError(
-            "not a number of slots",
-            option="concurrency",
-            value=value,
-            expected="a whole number; 0 plans only and runs nothing",
-        )
-    return value

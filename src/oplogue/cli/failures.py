@@ -8,7 +8,7 @@ from oplogue.store.faults import StoreError, describe
 OK, WRONG, USAGE, INTERRUPTED = 0, 1, 2, 130
 """Exit codes: all is well, the operation found something wrong, wrong usage, interrupted."""
 
-_CONTEXT = (" (configured timeouts", ", Timeout: ", ", full error: ")
+_CONTEXT = (" (configured timeouts", ", Timeout: ")
 """Where the driver's messages turn from what happened to how it was set up."""
 
 

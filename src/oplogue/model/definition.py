@@ -19,6 +19,11 @@ from oplogue.model.retry import Exponential, RetryPolicy
 _MIN_MAX_WAIT = timedelta(minutes=1)
 T = TypeVar("T")
 _NAME = re.compile(r"[^\s\x00][^\x00]{0,199}")
+# What the driver and the server take as names.
+_DATABASE = re.compile(r'[^ .$/\\"\x00]{1,63}')
+_COLLECTION = re.compile(r"(?!system\.|\.)[^$\x00]+(?<!\.)")
+_LONGEST_NAMESPACE = 255 - len("_tasks")
+_SERVERS_OWN = frozenset({"admin", "config", "local"})
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -156,23 +161,39 @@ def parse_collection(collection: object) -> Namespace:
     database, dot, name = collection.partition(".")
     if not dot:
         database, name = "", collection
-    wrong = (
-        not name
-        or (bool(dot) and not database)
-        or name.startswith(("system.", "$", "."))
-        or name.endswith((".", "_tasks"))
-        or "\x00" in collection
-        or "$" in database
-        or " " in database
-    )
-    if wrong:
-        problem = (
-            "tasks can't watch a collection of task records"
-            if name.endswith("_tasks")
-            else "not a collection's name"
+    if name.endswith("_tasks"):
+        problem = "tasks can't watch a collection of task records"
+    elif not _COLLECTION.fullmatch(name) or (dot and not _DATABASE.fullmatch(database)):
+        problem = "not a collection's name"
+    elif len(collection.encode()) > _LONGEST_NAMESPACE:
+        problem = "too long"
+    elif database in _SERVERS_OWN:
+        problem = f"the server tells no changes of its own database {database!r}"
+    else:
+        return Namespace(database, name)
+    raise ConfigurationError(problem, option="collection", value=collection, expected=expected)
+
+
+def check_collection(name: str, *, option: str) -> str:
+    """A collection's name, without a database."""
+    if not isinstance(name, str) or not _COLLECTION.fullmatch(name):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigurationError(
+            "not a collection's name", option=option, value=name, expected="a name such as 'orders'"
         )
-        raise ConfigurationError(problem, option="collection", value=collection, expected=expected)
-    return Namespace(database, name)
+    return name
+
+
+def check_database(name: str, *, option: str) -> str:
+    """A database's name, of one whose changes the server tells."""
+    usable = isinstance(name, str) and _DATABASE.fullmatch(name)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not usable or name in _SERVERS_OWN:
+        raise ConfigurationError(
+            "not the name of a database for data",
+            option=option,
+            value=name,
+            expected="a name such as 'shop', not 'admin', 'config' or 'local'",
+        )
+    return name
 
 
 def _task_name(function: object, task: object) -> str:

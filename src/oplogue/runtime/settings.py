@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from oplogue.model.cron import CronSchedule
+from oplogue.errors import ConfigurationError
+from oplogue.model.cron import CronSchedule, parse_interval
+from oplogue.model.definition import check_collection
+from oplogue.model.durations import DurationLike, parse_duration
 from oplogue.model.policies import Monitoring
 
 if TYPE_CHECKING:
@@ -18,6 +22,7 @@ CallNext = Callable[[], Awaitable[None]]
 Middleware = Callable[["Context", CallNext], Awaitable[None]]
 
 _LONGEST_OPERATION = timedelta(seconds=5)
+_SHORTEST_LEASE = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,3 +45,66 @@ class Settings:
     def bound(self) -> timedelta:
         """The longest that one operation of ours may take: well inside a lease."""
         return min(_LONGEST_OPERATION, self.lease / 3)
+
+
+def settings_of(
+    *,
+    instance_id: str | None,
+    process: str | None,
+    concurrency: int,
+    lease: DurationLike,
+    shutdown_timeout: DurationLike,
+    cleanup_interval: DurationLike,
+    globals_collection: str,
+    monitoring: Monitoring | None,
+    task_filter: TaskFilter | None,
+    middleware: Middleware | Sequence[Middleware],
+) -> Settings:
+    """The options of an app, checked; ``process`` is the number that a supervising parent gave to this one."""
+    if monitoring is not None and not isinstance(monitoring, Monitoring):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise _refused("of the wrong type", "monitoring", monitoring, "Monitoring(...)")
+    if task_filter is not None and not callable(task_filter):
+        raise _refused(
+            "not a function", "task_filter", task_filter, "a function of a task's name: True or False"
+        )
+    return Settings(
+        instance_id=_instance_id(instance_id, process),
+        concurrency=_concurrency(concurrency),
+        lease=parse_duration(lease, option="lease", minimum=_SHORTEST_LEASE),
+        shutdown_timeout=parse_duration(shutdown_timeout, option="shutdown_timeout"),
+        cleanup_interval=parse_interval(cleanup_interval, option="cleanup_interval"),
+        globals_collection=check_collection(globals_collection, option="globals_collection"),
+        monitoring=monitoring or Monitoring(),
+        task_filter=task_filter,
+        supervised=process is not None,
+        middleware=_middleware(middleware),
+    )
+
+
+def _instance_id(value: str | None, process: str | None) -> str:
+    if value is None:
+        return uuid.uuid4().hex[:12]
+    if not isinstance(value, str) or not value.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise _refused("not a name", "instance_id", value, "a non-empty text")
+    # Several processes of one worker run the same code: each is an instance of its own.
+    return f"{value}-{process}" if process else value
+
+
+def _concurrency(value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise _refused(
+            "not a number of slots", "concurrency", value, "a whole number; 0 plans only and runs nothing"
+        )
+    return value
+
+
+def _middleware(value: Middleware | Sequence[Middleware]) -> tuple[Middleware, ...]:
+    given = (value,) if callable(value) else value
+    if not isinstance(given, (tuple, list)) or not all(callable(layer) for layer in given):
+        expected = "async def m(ctx, call_next), or a list of such functions, the first outermost"
+        raise _refused("not middleware", "middleware", value, expected)
+    return tuple(given)
+
+
+def _refused(problem: str, option: str, value: object, expected: str) -> ConfigurationError:
+    return ConfigurationError(problem, option=option, value=value, expected=expected)

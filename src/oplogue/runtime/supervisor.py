@@ -16,8 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 from oplogue.clock import Clock
-from oplogue.errors import ConfigurationError
-from oplogue.model.definition import Namespace, Task, TaskDefinition
+from oplogue.model.definition import Namespace, Task
 from oplogue.runtime.bus import Bus
 from oplogue.runtime.context import Moment, Run, Scope
 from oplogue.runtime.desk import Desk
@@ -44,7 +43,7 @@ from oplogue.store.controls import Controls as StoredControls
 from oplogue.store.definitions import Definitions, StoredTask, trigger_hash
 from oplogue.store.documents import SourceDocuments
 from oplogue.store.evolution import Evolution, Reprocessing
-from oplogue.store.faults import OperationFailure, StoreError, describe, is_refusal
+from oplogue.store.faults import StoreError, describe
 from oplogue.store.fields import list_in
 from oplogue.store.instances import Instances
 from oplogue.store.leadership import Leadership
@@ -143,7 +142,8 @@ class Supervisor:
         """Ready: definitions checked by the server, indexes there, leading or not."""
         await check_server(self._client, bound=self._settings.bound)
         for task in self._tasks:
-            await self._check(task.definition)
+            source = task.definition.source
+            await SourceDocuments(self._client, source, bound=self._settings.bound).check(task.definition)
         await self._ensure_indexes()
         await self._presence.start()
         await self._messenger.start(self._settings.bound.total_seconds())
@@ -176,21 +176,6 @@ class Supervisor:
     async def _ensure_indexes(self) -> None:
         for records in self._records.values():
             await records.ensure_indexes()
-
-    async def _check(self, definition: TaskDefinition) -> None:
-        documents = SourceDocuments(self._client, definition.source, bound=self._settings.bound)
-        try:
-            await documents.look(definition, [], with_document=False)
-        except OperationFailure as error:
-            if not is_refusal(error):
-                raise
-            raise ConfigurationError(
-                f"the server refuses it: {describe(error)}",
-                option="filter or watch_projection",
-                value={"filter": definition.filter.raw, "watched": definition.projection.expression},
-                expected="what $match and $project take",
-                task=definition.task,
-            ) from error
 
     # -- wiring
 

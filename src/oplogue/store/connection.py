@@ -26,7 +26,7 @@ from pymongo.uri_parser import parse_uri
 from pymongo.write_concern import WriteConcern
 
 from oplogue.errors import ConfigurationError
-from oplogue.model.definition import Namespace
+from oplogue.model.definition import Namespace, check_database
 
 Document = dict[str, Any]
 Collection = AsyncCollection[Document]
@@ -34,6 +34,7 @@ Client = AsyncMongoClient[Document]
 Database = AsyncDatabase[Document]
 BlockingClient = MongoClient[Document]
 
+_URI = "mongodb://host:27017/database"
 MAJORITY = WriteConcern("majority")
 FIRE_AND_KNOW = WriteConcern(1)
 
@@ -48,11 +49,13 @@ _OURS: dict[str, Any] = {
 
 def check_uri(uri: str) -> str | None:
     """The database that a URI names, if any; ConfigurationError for one that can't be read."""
+    if not isinstance(uri, str):  # pyright: ignore[reportUnnecessaryIsInstance] - users' input
+        raise ConfigurationError("not a text", option="uri", value=uri, expected=_URI)
     try:
         return parse_uri(uri, validate=True, warn=False, connect_timeout=2)["database"]
     except (InvalidURI, DriverConfigurationError, ValueError) as error:
         raise ConfigurationError(
-            str(error), option="uri", value=_without_password(uri), expected="mongodb://host:27017/database"
+            str(error), option="uri", value=_without_password(uri), expected=_URI
         ) from None
 
 
@@ -65,20 +68,30 @@ def uri_or_environment(uri: str | None) -> str | None:
 
 def database_name(uri: str | None, client: Client | None, database: str | None) -> str:
     """The database that is worked in; ConfigurationError where nothing names one."""
-    named = check_uri(uri) if uri is not None else None
     if uri is None and client is None:
         raise ConfigurationError(
             "no server", option="uri", expected="mongodb://host/database, here or in OPLOGUE_MONGODB_URI"
         )
-    if client is not None and named is None and database is None:
-        default = client.get_default_database(default="")
-        named = default.name or None
-    name = database or named
-    if not name:
+    of_client = None if client is None else _database_of(client)
+    of_uri = None if uri is None else check_uri(uri)
+    name = database if database is not None else of_uri or of_client
+    if name is None:
         raise ConfigurationError(
             "no database's name", option="database", expected="a name in the URI's path, or database='shop'"
         )
-    return name
+    return check_database(name, option="database")
+
+
+def _database_of(client: Client) -> str | None:
+    """The database that a client's own URI names, if any; ConfigurationError for what is no such client."""
+    if not isinstance(client, AsyncMongoClient):  # pyright: ignore[reportUnnecessaryIsInstance] - users' input
+        raise ConfigurationError(
+            "of the wrong type", option="client", value=client, expected="a pymongo.AsyncMongoClient"
+        )
+    try:
+        return client.get_default_database().name
+    except DriverConfigurationError:
+        return None
 
 
 def make_client(uri: str) -> Client:

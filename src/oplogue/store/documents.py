@@ -10,9 +10,13 @@ from typing import Any
 import bson
 from pymongo.asynchronous.client_session import AsyncClientSession
 
+from oplogue.errors import ConfigurationError
 from oplogue.model.definition import Namespace, TaskDefinition
+from oplogue.model.filters import OPTION as FILTER
+from oplogue.model.projection import OPTION as WATCHED
 from oplogue.store.connection import Client, Collection, Document, bounded, ours
 from oplogue.store.expressions import ROOT, literal
+from oplogue.store.faults import OperationFailure, describe, is_refusal
 from oplogue.store.fields import aware
 
 
@@ -36,6 +40,32 @@ class SourceDocuments:
         self._documents: Collection = ours(client, source)
         self._theirs: Collection = self._documents.with_options(codec_options=client.codec_options)
         self._bound = bound
+
+    async def check(self, definition: TaskDefinition) -> None:
+        """What only the server can say of a filter and of watched values: ConfigurationError for what it refuses."""
+        match = definition.filter.match(await self._now(definition))
+        watched = definition.projection.expression
+        await self._try({"$match": match}, definition, FILTER, definition.filter.raw, "what $match takes")
+        await self._try(
+            {"$replaceWith": {"v": watched}}, definition, WATCHED, watched, "an aggregation expression"
+        )
+
+    async def _try(
+        self, stage: Document, definition: TaskDefinition, option: str, value: object, expected: str
+    ) -> None:
+        try:
+            with bounded(self._bound):
+                await self._documents.aggregate([{"$match": {"_id": {"$in": []}}}, stage])
+        except OperationFailure as error:
+            if not is_refusal(error):
+                raise
+            raise ConfigurationError(
+                f"the server refuses it: {describe(error)}",
+                option=option,
+                value=value,
+                expected=expected,
+                task=definition.task,
+            ) from error
 
     async def look(
         self, definition: TaskDefinition, ids: Sequence[Any], *, with_document: bool

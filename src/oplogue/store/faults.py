@@ -96,10 +96,13 @@ def is_closed(error: BaseException) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """One line for logs and records: the class, the code and the message."""
+    """One line for logs and records: the class, the code and the message, without the server's whole answer."""
     code = getattr(error, "code", None)
     number = f" {code}" if isinstance(code, int) else ""
-    return f"{type(error).__name__}{number}: {str(error).splitlines()[0] if str(error) else ''}"[:500]
+    text = str(error).partition(", full error: ")[0]
+    if isinstance(error, BulkWriteError):
+        text = next((str(failed.get("errmsg")) for failed in _failed_writes(error)), text)
+    return f"{type(error).__name__}{number}: {text.splitlines()[0] if text else ''}"[:500]
 
 
 async def persisting(

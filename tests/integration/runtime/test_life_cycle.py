@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import uuid
 from typing import Any
 
 import pytest
-from pymongo import AsyncMongoClient
+from pymongo import AsyncMongoClient, MongoClient
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from tests.integration.runtime.conftest import MakeStage
@@ -176,6 +177,28 @@ def test_an_app_without_a_database_name_is_refused() -> None:
         App("mongodb://localhost:27017")
 
 
+@pytest.mark.parametrize("database", ["", "a b", "a.b", "admin", "x" * 64, 5])
+def test_a_database_that_no_task_can_work_in_is_refused(database: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"database={database!r}: "):
+        App("mongodb://localhost:27017", database=database)
+
+
+async def test_a_client_without_a_database_name_is_refused() -> None:
+    async with AsyncMongoClient[Document]("mongodb://localhost:1/", connect=False) as client:
+        with pytest.raises(ConfigurationError, match="no database's name"):
+            App(client=client)
+    async with AsyncMongoClient[Document]("mongodb://localhost:1/shop", connect=False) as client:
+        assert App(client=client).instance_id
+
+
+def test_a_client_that_is_not_asynchronous_is_refused() -> None:
+    with (
+        MongoClient[Document]("mongodb://localhost:1/shop", connect=False) as client,
+        pytest.raises(ConfigurationError, match=r"client=.*AsyncMongoClient"),
+    ):
+        App(client=client)  # type: ignore[arg-type]  # that is the mistake
+
+
 def test_an_app_without_a_server_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPLOGUE_MONGODB_URI", raising=False)
     monkeypatch.delenv("MONGODB_URI", raising=False)
@@ -243,8 +266,51 @@ async def test_a_filter_that_the_server_refuses_is_named(stage: Stage, filter_: 
         define(stage, filter=filter_)
         await stage.app.start()
 
-    with pytest.raises(ConfigurationError, match=r"task 'sync': .*filter"):
+    with pytest.raises(ConfigurationError, match=r"task 'sync': filter=") as caught:
         await define_and_start()
+    assert "full error" not in str(caught.value)
+
+
+async def test_watched_values_that_the_server_refuses_are_named(stage: Stage) -> None:
+    define(stage, filter={"status": "paid"}, watch_projection={"a": {"$elemMatch": {"b": 1}}})
+    with pytest.raises(ConfigurationError, match=r"task 'sync': watch_projection=.*\$elemMatch"):
+        await stage.app.start()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("filter", {"status": {"paid", "sent"}}),
+        ("filter", {"status": {"$in": [object()]}}),
+        ("filter", {"total": {"$gt": 2**64}}),
+        ("watch_projection", {"sum": {"$add": ["$total", object()]}}),
+    ],
+)
+async def test_values_that_no_database_holds_are_refused_at_registration(
+    stage: Stage, option: str, value: Document
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"task 'sync': {option}=.*can't hold"):
+        define(stage, **{option: value})
+
+
+@pytest.mark.parametrize("representation", ["standard", "pythonLegacy"])
+async def test_a_uuid_in_a_filter_is_the_one_that_the_client_writes(
+    make_stage: MakeStage, database_uri: str, representation: str
+) -> None:
+    account = uuid.uuid4()
+    stage = make_stage(uri=f"{database_uri}&uuidRepresentation={representation}")
+    define(stage, filter={"account": account})
+    await stage.app.start()
+    await stage.app.database["orders"].insert_one({"_id": 1, "account": account})
+    await stage.next("task.completed", doc_id=1)
+
+
+async def test_a_uuid_that_the_client_can_not_write_is_refused_at_start(stage: Stage) -> None:
+    define(stage, filter={"account": uuid.uuid4()})
+    with pytest.raises(ConfigurationError, match=r"task 'sync': filter=.*UuidRepresentation"):
+        await stage.app.start()
+    with pytest.raises(NotStartedError):
+        _ = stage.app.client
 
 
 async def test_a_start_that_failed_leaves_nothing_behind(make_stage: MakeStage, orders: Orders) -> None:
