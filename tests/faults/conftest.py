@@ -42,10 +42,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             continue
         item.add_marker(pytest.mark.faults)
         item.add_marker(pytest.mark.timeout(1800 if config.getoption("--full", default=False) else 120))
-        found = re.search(r"row_(\d+)", item.path.name)
-        if not rows or (found is not None and str(int(found[1])) in rows):
+        if not rows or _is_of(item, rows):
             kept.append(item)
     items[:] = kept
+
+
+def _is_of(item: pytest.Item, rows: list[str]) -> bool:
+    """``2`` means all parts of row 2, ``2t`` one of them."""
+    marker = item.get_closest_marker("row")
+    if marker is None:
+        return False
+    number = str(marker.args[0])
+    return number in rows or re.sub(r"\D.*", "", number) in rows
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

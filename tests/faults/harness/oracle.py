@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pymongo.database import Database
+
+from harness.tail import Tail
 
 
 @dataclass(slots=True)
@@ -61,26 +62,27 @@ class Oracle:
     def __init__(self, folder: Path, database: Database[dict[str, Any]]) -> None:
         self._folder = folder
         self._database = database
+        self._tails: dict[Path, Tail] = {}
+        self._runs: dict[tuple[str, int], Run] = {}
         self.odd_effects: list[Any] = []
         """What the last verdict found applied twice, or not at all."""
 
     def runs(self, task: str | None = None) -> list[Run]:
         """Every run so far, in the order of their starts."""
-        found: dict[tuple[str, int], Run] = {}
-        for path in sorted(self._folder.glob("*.ledger")):
-            for line in path.read_text(encoding="utf-8").splitlines():
-                self._note(found, path.stem, json.loads(line))
-        runs = [run for run in found.values() if task is None or run.task == task]
+        for path in self._folder.glob("*.ledger"):
+            for entry in self._tails.setdefault(path, Tail(path)).new():
+                self._note(path.stem, entry)
+        runs = [run for run in self._runs.values() if task is None or run.task == task]
         return sorted(runs, key=lambda run: run.started)
 
-    def _note(self, found: dict[tuple[str, int], Run], worker: str, entry: dict[str, Any]) -> None:
+    def _note(self, worker: str, entry: dict[str, Any]) -> None:
         key = (worker, entry["run"])
         if entry["what"] == "start":
-            found[key] = Run(
+            self._runs[key] = Run(
                 worker, entry["task"], entry["id"], entry["v"], entry["attempt"], entry["pid"], entry["at"]
             )
         else:
-            found[key].ended, found[key].how = entry["at"], entry["what"]
+            self._runs[key].ended, self._runs[key].how = entry["at"], entry["what"]
 
     def in_flight(self, worker: str) -> list[Run]:
         """Runs of a worker that have not ended."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.tail import Tail
 from harness.waiting import CLOCK, until
 
 _WORKER = Path(__file__).parent.parent / "worker.py"
@@ -36,6 +37,8 @@ class Worker:
         self.name = name
         self.log_path = folder / f"{name}.log"
         self.ledger_path = folder / f"{name}.ledger"
+        self._tail = Tail(self.log_path)
+        self._log: list[dict[str, Any]] = []
         told = {
             "uri": config.uri,
             "tasks": list(config.tasks),
@@ -85,7 +88,8 @@ class Worker:
 
     def log(self) -> list[dict[str, Any]]:
         """Its log's lines; what is no JSON (a traceback at the end) as messages."""
-        return [_entry(line) for line in self.log_path.read_text(encoding="utf-8").splitlines()]
+        self._log += self._tail.new()
+        return self._log
 
     def log_tail(self, lines: int = 12) -> str:
         """For a person to read."""
@@ -130,10 +134,3 @@ class Worker:
     def _signal(self, number: int) -> None:
         if self.exit_status is None:
             os.kill(self.pid, number)
-
-
-def _entry(line: str) -> dict[str, Any]:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return {"message": line}

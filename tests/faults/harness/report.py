@@ -55,8 +55,10 @@ class Report:
             },
             **(more or {}),
         }
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"row_{self.row}.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        # A short run must not take the place of what the full one has found.
+        folder = RESULTS if self.full else RESULTS / "short"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"row_{self.row}.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
         shown = [_seconds(percentile(recoveries, part)) for part in (50, 99, 100)]
         LINES.append(
             f"{self.row:<4} {self.title:<44} {times:>6} {verdict.writes:>7} {verdict.runs:>7} "
