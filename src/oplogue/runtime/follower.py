@@ -4,12 +4,17 @@ What an error of the stream means:
 
 ========================  ===========================================================================
 the history is gone       (286) a fresh start of the stream, and every task is reconciled
-any other refusal         reopened by the cluster time of the last answer; inclusive, so nothing is lost;
+any other refusal         reopened by the cluster time of that position; inclusive, so nothing is lost;
                           refused again: a fresh start and a reconciliation. Never the same token twice
-a passing failure         reopened where it broke, slower each time
+a passing failure         reopened at the last position that was acknowledged, slower each time
 silence                   an answer is due after each wait, with or without events; a stream that misses a few
                           is broken
 ========================  ===========================================================================
+
+It is never reopened where reading broke off. A plan reads what its primary has, and where it finds nothing to write
+nobody acknowledges what it read. Should that primary fall, and what it read be rolled back with it, the event
+must come again. The position lies behind all that in the same oplog: once a majority has it, a majority has what
+the plans before it read. Events that come twice change nothing.
 
 A position that is not usable as it is (another target, another pipeline) is used by its time; one from the
 future is refused, because the server would accept it and wait silently.
@@ -100,7 +105,7 @@ class Follower:
         self._bound = bound
         self._bus = bus
         self._clock = clock
-        self._read: Position | None = None
+        self._acknowledged: Position | None = None
         self._saved_at = 0.0
         self._behind = False
         self._saving: asyncio.Task[None] | None = None
@@ -120,7 +125,7 @@ class Follower:
             )
         if since is not None:
             position = position.not_after(since)
-        self._read = position
+        self._acknowledged = position
         await self._reopen(None)
 
     async def follow(self, until: asyncio.Event) -> None:
@@ -149,13 +154,12 @@ class Follower:
                 self._bus.emit("planner.stream_error", error=describe(error))
                 await self._reopen(error)
                 continue
-            self._read = batch.position
             await self._planner.take(batch)
 
     async def _reopen(self, error: BaseException | None) -> None:
-        """Open where reading broke off; by token while failures pass, then by time, then afresh."""
+        """Open at the acknowledged position; by token while failures pass, then by time, then afresh."""
         pause = 0.05
-        position = self._read
+        position = self._acknowledged
         assert position is not None  # open() came first
         if error is not None and not _may_resume(error):
             position = Position(position.time)
@@ -170,7 +174,6 @@ class Follower:
                 await self._clock.sleep(pause * (0.5 + self._clock.random()))
                 pause = min(2 * pause, 2.0)
                 continue
-            self._read = batch.position
             await self._planner.take(batch)
             return
 
@@ -187,6 +190,7 @@ class Follower:
         await self._history_lost(reason)
         fresh = Position(now)
         await self._leadership.save(self._office.term, fresh.stored(self._follows, self._office.term.number))
+        self._acknowledged = fresh
         return fresh
 
     async def _plan_on(self) -> None:
@@ -205,6 +209,8 @@ class Follower:
 
     async def _save_in_turn(self, position: Position) -> None:
         """Save while the next batch is planned; soon after events were planned, now and then while nothing moves."""
+        if self._acknowledged is not None and position.time < self._acknowledged.time:
+            return  # events that come again after a reopening
         self._behind = self._behind or not self._planner.was_quiet
         pace = _WHILE_BUSY if self._behind else _WHILE_QUIET
         if self._clock.monotonic() - self._saved_at < pace:
@@ -225,6 +231,8 @@ class Follower:
             # Saved again with the next batch: what was planned twice changes nothing.
             self._saved_at = 0.0
             self._bus.emit("planner.position_not_saved", error=describe(error))
+        else:
+            self._acknowledged = position
 
 
 def watched_keys(tasks: Iterable[PlannedTask]) -> dict[Namespace, str | None]:
