@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 
 from oplogue.clock import Clock
 from oplogue.errors import ConfigurationError, NotStartedError
+from oplogue.model.checks import text, whole
 from oplogue.model.definition import Task, TaskDefinition, define_task
 from oplogue.model.durations import DurationLike, parse_duration
 from oplogue.model.policies import CleanupPolicy, Evolution, Monitoring
@@ -354,7 +355,7 @@ class App:
     def lock(self, key: str, expire_in: DurationLike = "15s", max_wait: DurationLike = "10s") -> Lock:
         """One holder in the whole cluster: ``async with app.lock("account-7") as lock``."""
         return self._running.lock(
-            key,
+            text(key, option="key", expected="a name such as 'account-7'"),
             parse_duration(expire_in, option="expire_in", minimum=timedelta(milliseconds=100)),
             parse_duration(max_wait, option="max_wait"),
         )
@@ -372,10 +373,7 @@ class App:
         batch_size: int = 1000,
     ) -> int:
         """Transform each document into one item, a list or None, and execute the items in batches; how many."""
-        if batch_size < 1:
-            raise ConfigurationError(
-                "too small", option="batch_size", value=batch_size, expected="a whole number, at least 1"
-            )
+        whole(batch_size, option="batch_size", minimum=1)
         documents = self.database.get_collection(collection)
         return await process_in_batches(documents, filter_or_pipeline, transform, execute, batch_size)
 

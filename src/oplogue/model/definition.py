@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any, Self, TypeVar
 
 from oplogue.errors import ConfigurationError
+from oplogue.model.checks import whole
 from oplogue.model.durations import DurationLike, parse_duration
 from oplogue.model.filters import Filter, compile_filter
 from oplogue.model.handlers import Handler, bind_handler
@@ -134,13 +135,13 @@ def define_task(
             cleanup_policy=_instance(
                 cleanup_policy, (CleanupPolicy,), CleanupPolicy, option="cleanup_policy"
             ),
-            execution_history_limit=_whole(
+            execution_history_limit=whole(
                 execution_history_limit, option="execution_history_limit", minimum=0, maximum=1000
             ),
             evolution=_instance(evolution, (Evolution,), Evolution, option="evolution"),
             timeout=None if timeout is None else _timeout(timeout),
-            concurrency=None if concurrency is None else _whole(concurrency, option="concurrency", minimum=1),
-            priority=_whole(priority, option="priority", minimum=-1_000_000, maximum=1_000_000),
+            concurrency=None if concurrency is None else whole(concurrency, option="concurrency", minimum=1),
+            priority=whole(priority, option="priority", minimum=-1_000_000, maximum=1_000_000),
         )
         return Task(definition, bind_handler(function, context_type=context_type, task=name))
     except ConfigurationError as error:
@@ -226,15 +227,6 @@ def _timeout(value: DurationLike) -> timedelta:
             "a handler needs some time", option="timeout", value=value, expected="more than 0 s, or None"
         )
     return timeout
-
-
-def _whole(value: object, *, option: str, minimum: int, maximum: int | None = None) -> int:
-    expected = f"a whole number, at least {minimum}" + (f" and at most {maximum}" if maximum else "")
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigurationError("not a whole number", option=option, value=value, expected=expected)
-    if value < minimum or (maximum is not None and value > maximum):
-        raise ConfigurationError("out of range", option=option, value=value, expected=expected)
-    return value
 
 
 def _instance(value: T | None, kinds: tuple[type, ...], default: Callable[[], T], **words: str) -> T:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from oplogue.errors import ConfigurationError, UnknownTaskError
+from oplogue.model.checks import whole
 from oplogue.model.definition import Namespace, TaskDefinition
 from oplogue.model.durations import DurationLike, parse_duration
 from oplogue.model.record import Page
@@ -21,6 +22,7 @@ from oplogue.store.operations import FIELDS, Operations, Order, RecordFilter
 from oplogue.store.signals import Topic
 
 _MOST = 500
+_FURTHEST = 10_000_000
 
 OneOrMany = str | Sequence[str] | None
 SortLike = tuple[str, int] | Sequence[tuple[str, int]]
@@ -48,8 +50,8 @@ class Desk:
 
     async def page(self, which: RecordFilter, *, limit: int, skip: int, sort: SortLike) -> Page:
         """One page of records."""
-        _whole(limit, "limit", 1, _MOST)
-        _whole(skip, "skip", 0, 10_000_000)
+        whole(limit, option="limit", minimum=1, maximum=_MOST)
+        whole(skip, option="skip", minimum=0, maximum=_FURTHEST)
         return await self._operations.list(await self._sources(which.tasks), which, _order(sort), skip, limit)
 
     async def count(self, which: RecordFilter) -> int:
@@ -122,14 +124,24 @@ def record_filter(
                 value=value,
                 expected=" or ".join(map(repr, map(str, Status))),
             )
+    _check(has_error, bool, "has_error", "True or False")
+    _check(error_message, str, "error_message", "a part of the message")
+    _check(source_doc_filter, Mapping, "source_doc_filter", "a query on the source documents")
+    if isinstance(ids, (str, bytes)):
+        raise ConfigurationError("not a list", option="ids", value=ids, expected="ids of records, in a list")
     return RecordFilter(
         tasks=_many(task, "task"),
         statuses=None if statuses is None else [Status(value) for value in statuses],
         error_message=error_message,
         has_error=has_error,
-        ids=ids,
+        ids=None if ids is None else list(ids),
         source_doc_filter=source_doc_filter,
     )
+
+
+def _check(value: object, kind: type, option: str, expected: str) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise ConfigurationError("of the wrong type", option=option, value=value, expected=expected)
 
 
 def _many(value: OneOrMany, option: str) -> list[str] | None:
@@ -154,10 +166,3 @@ def _order(sort: SortLike) -> Order:
                 expected=f"(field, 1 or -1), or several; the fields are {', '.join(FIELDS)}",
             )
     return [(pair[0], pair[1]) for pair in pairs]
-
-
-def _whole(value: int, option: str, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigurationError(
-            "out of range", option=option, value=value, expected=f"a whole number from {least} to {most}"
-        )

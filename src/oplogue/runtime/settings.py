@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from oplogue.errors import ConfigurationError
+from oplogue.model.checks import whole
 from oplogue.model.cron import CronSchedule, parse_interval
 from oplogue.model.definition import check_collection
 from oplogue.model.durations import DurationLike, parse_duration
@@ -69,7 +70,7 @@ def settings_of(
         )
     return Settings(
         instance_id=_instance_id(instance_id, process),
-        concurrency=_concurrency(concurrency),
+        concurrency=whole(concurrency, option="concurrency", minimum=0),
         lease=parse_duration(lease, option="lease", minimum=_SHORTEST_LEASE),
         shutdown_timeout=parse_duration(shutdown_timeout, option="shutdown_timeout"),
         cleanup_interval=parse_interval(cleanup_interval, option="cleanup_interval"),
@@ -88,14 +89,6 @@ def _instance_id(value: str | None, process: str | None) -> str:
         raise _refused("not a name", "instance_id", value, "a non-empty text")
     # Several processes of one worker run the same code: each is an instance of its own.
     return f"{value}-{process}" if process else value
-
-
-def _concurrency(value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise _refused(
-            "not a number of slots", "concurrency", value, "a whole number; 0 plans only and runs nothing"
-        )
-    return value
 
 
 def _middleware(value: Middleware | Sequence[Middleware]) -> tuple[Middleware, ...]:

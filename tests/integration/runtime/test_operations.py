@@ -151,6 +151,10 @@ async def test_what_cannot_be_meant_is_refused(stage: Stage) -> None:
         ("sort", "task"),
         ("status", "done"),
         ("task", 5),
+        ("has_error", "false"),
+        ("error_message", 5),
+        ("ids", "abc"),
+        ("source_doc_filter", "paid"),
     ]
     for option, value in wrong:
         with pytest.raises(ConfigurationError, match=option):

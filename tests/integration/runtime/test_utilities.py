@@ -116,6 +116,12 @@ async def test_a_locks_token_is_known_while_it_is_held(app: App) -> None:
         _ = lock.token
 
 
+@pytest.mark.parametrize("key", ["", 7, None])
+async def test_a_lock_without_a_name_is_refused(app: App, key: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"key={key!r}"):
+        app.lock(key)
+
+
 async def test_a_lock_that_would_never_last_is_refused(app: App) -> None:
     with pytest.raises(ConfigurationError, match="expire_in"):
         app.lock("account", expire_in="1ms")
@@ -280,8 +286,9 @@ async def test_a_batch_that_raises_ends_the_walk(app: App, orders: Orders) -> No
         await app.process_in_batches("orders", {}, lambda document: document, refuse, batch_size=2)
 
 
-async def test_a_batch_of_nothing_is_refused(app: App) -> None:
+@pytest.mark.parametrize("size", [0, "10", True])
+async def test_a_batch_of_no_number_is_refused(app: App, size: Any) -> None:
     with pytest.raises(ConfigurationError, match="batch_size"):
         await app.process_in_batches(
-            "orders", {}, lambda document: document, lambda _items: None, batch_size=0
+            "orders", {}, lambda document: document, lambda _items: None, batch_size=size
         )
