@@ -15,6 +15,7 @@ from oplogue.errors import (
 )
 from oplogue.model.definition import TaskDefinition
 from oplogue.model.events import Event
+from oplogue.model.health import Health
 from oplogue.model.policies import CleanupPolicy, Evolution, Monitoring
 from oplogue.model.record import HistoryEntry, LastSuccess, Page, TaskRecord
 from oplogue.model.retry import CronRetry, Exponential, Fixed, Linear, RetryPolicy, Series
@@ -35,6 +36,7 @@ __all__ = [
     "Evolution",
     "Exponential",
     "Fixed",
+    "Health",
     "HistoryEntry",
     "LastSuccess",
     "LeadershipLostError",

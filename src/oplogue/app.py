@@ -15,6 +15,7 @@ from oplogue.errors import ConfigurationError, NotStartedError
 from oplogue.model.checks import text, whole
 from oplogue.model.definition import Task, TaskDefinition, define_task
 from oplogue.model.durations import DurationLike, parse_duration
+from oplogue.model.health import Health, Phase, Vitals, judge_health
 from oplogue.model.policies import CleanupPolicy, Evolution, Monitoring
 from oplogue.model.record import Page
 from oplogue.model.retry import RetryPolicy
@@ -228,6 +229,16 @@ class App:
         if self._given is None and self._client is not None:
             client, self._client = self._client, None
             await client.close()
+
+    def health(self) -> Health:
+        """Whether this instance is alive and can work, and why not; for probes. Any thread may ask.
+
+        >>> App("mongodb://localhost:27017/shop").health()
+        Health(live=True, ready=False, reasons=('the instance is not started',))
+        """
+        supervisor = self._supervisor
+        vitals = Vitals(Phase.NOT_STARTED) if supervisor is None else supervisor.vitals
+        return judge_health(vitals, self._settings.lease)
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Generator
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pymongo import MongoClient
+
+from oplogue.embedded import EmbeddedServer
 
 MODULE = """
 import os, threading, time
@@ -33,10 +40,17 @@ def call(ctx: Context) -> None:
 """
 
 
+@pytest.fixture
+def free_address() -> str:
+    """An address of this machine that nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        return f"127.0.0.1:{held.getsockname()[1]}"
+
+
 @contextmanager
-def worker(folder: Path, uri: str, *arguments: str) -> Generator[subprocess.Popen[str]]:
+def worker(folder: Path, uri: str, *arguments: str, module: str = MODULE) -> Generator[subprocess.Popen[str]]:
     """A worker on a module of its own."""
-    (folder / "shop.py").write_text(MODULE.format(uri=uri))
+    (folder / "shop.py").write_text(module.format(uri=uri))
     process = subprocess.Popen(
         [sys.executable, "-m", "oplogue.cli", "worker", "shop:app", *arguments],
         stdout=subprocess.PIPE,
@@ -63,6 +77,22 @@ def line_of(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
         if found is not None:
             return found
     raise AssertionError(f"it never said {pattern!r}: {''.join(said)}")
+
+
+def probed(address: str, path: str) -> tuple[int, dict[str, Any]]:
+    """The status and the body of a probe's answer."""
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code, json.load(refused)
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Ask until it is true; the test's own limit ends it."""
+    while not true():
+        pass
 
 
 def test_each_process_is_an_instance_and_one_that_is_killed_is_started_again(
@@ -115,3 +145,130 @@ def test_second_signal_ends_a_worker_at_once(tmp_path: Path, database_uri: str) 
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 130
+
+
+def test_probes_are_answered_while_the_worker_starts_runs_and_stops(
+    tmp_path: Path, database_uri: str, free_address: str
+) -> None:
+    slow = MODULE + "\n@app.on('instance.stopped')\ndef stopped(event):\n    time.sleep(1)\n"
+    with worker(tmp_path, database_uri, "--health", free_address, "--processes", "2", module=slow) as process:
+        line_of(process, r"instance (\S+) started")
+        line_of(process, r"instance (\S+) started")
+        assert probed(free_address, "/ready") == (200, {"live": True, "ready": True, "reasons": []})
+        assert probed(free_address, "/livez")[0] == 200
+        process.send_signal(signal.SIGTERM)
+        until(lambda: probed(free_address, "/ready")[0] == 503)
+        status, body = probed(free_address, "/live")
+        assert (status, body["ready"]) == (200, False)
+        assert "the worker is stopping" in body["reasons"]
+        assert process.wait(30) == 0
+
+
+def test_a_handler_that_blocks_the_event_loop_for_longer_than_a_lease_is_not_live(
+    tmp_path: Path, database_uri: str, free_address: str
+) -> None:
+    patient = MODULE.replace('timeout="1s", retry', "timeout=None, retry")
+    with (
+        worker(tmp_path, database_uri, "--health", free_address, module=patient) as process,
+        MongoClient[Any](database_uri) as client,
+    ):
+        line_of(process, "instance worker started")
+        client.get_default_database()["orders"].insert_one({"_id": "blocks"})
+        line_of(process, "ran blocks")
+        until(lambda: probed(free_address, "/live")[0] == 503)
+        (reason, *_) = probed(free_address, "/live")[1]["reasons"]
+        assert re.fullmatch(r"the event loop has not turned for \d+ s, longer than a lease", reason)
+        # A blocked loop hears no SIGTERM: only the second signal ends it.
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+
+
+def test_a_frozen_process_is_not_live_and_one_that_died_is_not_ready(
+    tmp_path: Path, database_uri: str, free_address: str
+) -> None:
+    with (
+        worker(tmp_path, database_uri, "--health", free_address) as process,
+        MongoClient[Any](database_uri) as client,
+    ):
+        line_of(process, "instance worker started")
+        client.get_default_database()["orders"].insert_one({"_id": 1})
+        child = int(line_of(process, r"ran 1 in (\d+)")[1])
+        assert probed(free_address, "/ready")[0] == 200
+        os.kill(child, signal.SIGSTOP)
+        status, body = probed(free_address, "/live")
+        assert (status, body["reasons"]) == (503, ["the process has not answered for 2 s"])
+        os.kill(child, signal.SIGKILL)
+        until(lambda: probed(free_address, "/live")[0] == 200)
+        assert probed(free_address, "/ready")[0] == 503
+        line_of(process, "ended with -9; it is started again in 0.5 s")
+        line_of(process, "instance worker started")
+        assert probed(free_address, "/ready")[0] == 200
+
+
+def test_children_stop_gracefully_when_their_parent_is_killed(tmp_path: Path, database_uri: str) -> None:
+    with worker(tmp_path, database_uri, "--processes", "2") as process:
+        assert {line_of(process, r"instance (\S+) started")[1] for _ in range(2)} == {"worker-1", "worker-2"}
+        process.kill()
+        line_of(process, "the parent of this worker process is gone: stopping")
+        # They hold its output: it ends when the last of them has ended.
+        assert process.stdout is not None
+        stopped = [line for line in process.stdout if re.search(r"instance \S+ stopped", line)]
+        assert len(stopped) == 2
+
+
+def test_a_child_that_a_handler_blocks_ends_too_when_its_parent_is_killed(
+    tmp_path: Path, database_uri: str
+) -> None:
+    patient = MODULE.replace('timeout="1s", retry', "timeout=None, retry")
+    with (
+        worker(tmp_path, database_uri, module=patient) as process,
+        MongoClient[Any](database_uri) as client,
+    ):
+        line_of(process, "instance worker started")
+        client.get_default_database()["orders"].insert_one({"_id": "blocks"})
+        line_of(process, "ran blocks")
+        process.kill()
+        assert process.stdout is not None
+        assert "the parent of this worker process is gone" in process.stdout.read()
+
+
+def test_what_the_server_refuses_is_told_once_and_nothing_is_started_again(
+    tmp_path: Path, database_uri: str
+) -> None:
+    refused = MODULE.replace("debounce=0,", "debounce=0, filter={{'$near': 1}},")
+    with worker(tmp_path, database_uri, "--processes", "3", module=refused) as process:
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert said.count("oplogue: task 'handle'") == 1
+    assert "started again" not in said
+
+
+def test_a_module_that_fails_as_it_is_imported_is_told_once(tmp_path: Path, database_uri: str) -> None:
+    with worker(tmp_path, database_uri, module="import nothing_of_that_name") as process:
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert said == (
+        "oplogue: MODULE:APP='shop:app': it can't be imported: ModuleNotFoundError: "
+        "No module named 'nothing_of_that_name'; expected shop.tasks:app, say\n"
+    )
+
+
+def test_a_database_that_is_not_there_is_tried_again(tmp_path: Path, free_address: str) -> None:
+    nobody = f"mongodb://{free_address}/shop?serverSelectionTimeoutMS=100"
+    with worker(tmp_path, nobody) as process:
+        line_of(process, "oplogue: the app can't be started: ServerSelectionTimeoutError: 127.0.0.1:")
+        line_of(process, "a worker process ended with 1; it is started again in 0.5 s")
+        line_of(process, "a worker process ended with 1; it is started again in 1 s")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+def test_an_address_that_is_taken_is_refused_before_anything_starts(
+    tmp_path: Path, database_uri: str, replica_set: EmbeddedServer
+) -> None:
+    taken = f"127.0.0.1:{replica_set.ports[0]}"
+    with worker(tmp_path, database_uri, "--health", taken) as process:
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert said.startswith(f"oplogue: --health='{taken}': Address already in use; expected an address")

@@ -60,3 +60,14 @@ def uri(text: str) -> str:
             error.problem, option="--uri", value=error.value, expected=error.expected
         ) from None
     return text
+
+
+def address(text: str, *, option: str) -> tuple[str, int]:
+    """A host and a port. IPv6 addresses are in brackets: ``[::1]:8081``."""
+    host, colon, port = text.rpartition(":")
+    number = int(port) if port.isascii() and port.isdigit() else -1
+    if not (colon and host) or not 0 <= number <= 65535 or (":" in host and not host.startswith("[")):
+        raise ConfigurationError(
+            "not an address", option=option, value=text, expected="HOST:PORT, such as 127.0.0.1:8081"
+        )
+    return host.strip("[]"), number

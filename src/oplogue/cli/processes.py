@@ -1,111 +1,141 @@
 """Worker processes under one parent, which starts those again that die.
 
-The parent does nothing else: it opens no connection and runs no event loop. Children are spawned, never forked: a
-forked driver shares sockets and locks with its parent. A child that dies is started again after a pause that
-doubles with each death and is short again once a child has lived for a while. SIGTERM and SIGINT reach every
-child once and let it stop gracefully; a second signal ends them at once.
+The parent opens no connection to the database and runs no task. Children are spawned, never forked: a forked driver
+shares sockets and locks with its parent. A child that dies is started again after a pause that doubles with each
+early death. One that can't start because its configuration is wrong is not: it would only fail again.
+
+SIGTERM and SIGINT are noted, and the loop below acts on them: each child is told once to stop gracefully, also one
+that was being started when the signal came; a second signal ends them at once. When the parent itself is killed, the
+line to each child ends, and they stop gracefully by themselves (`oplogue.cli.link`).
 """
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 
-from oplogue.app import SUPERVISED
+from oplogue.cli.child import Child, Death
+from oplogue.cli.failures import INTERRUPTED, OK, USAGE, WRONG
 from oplogue.clock import Clock
+from oplogue.model.health import Health
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
-_SETTLED = 60.0
 _LOOK = 0.1
-
-
-class Child:
-    """One worker process, and when to start it again."""
-
-    def __init__(self, command: Sequence[str], number: str, clock: Clock) -> None:
-        self._command = list(command)
-        self._number = number
-        self._clock = clock
-        self._pause = _FIRST_PAUSE
-        self._due = 0.0
-        self._started = 0.0
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def alive(self) -> bool:
-        """Whether it runs."""
-        return self._process is not None and self._process.poll() is None
-
-    def start_if_due(self) -> None:
-        """Start it, or start it again when its pause is over."""
-        if self.alive or self._clock.monotonic() < self._due:
-            return
-        self._started = self._clock.monotonic()
-        # A session of its own: Ctrl-C reaches the parent alone, which tells each child once.
-        self._process = subprocess.Popen(
-            self._command, env={**os.environ, SUPERVISED: self._number}, start_new_session=True
-        )
-
-    def note_death(self) -> int | None:
-        """Its exit code, once, when it has died; it is due again after a pause."""
-        process = self._process
-        if process is None or process.poll() is None:
-            return None
-        self._process = None
-        lived = self._clock.monotonic() - self._started
-        self._pause = _FIRST_PAUSE if lived > _SETTLED else min(2 * self._pause, _LONGEST_PAUSE)
-        self._due = self._clock.monotonic() + self._pause
-        return process.returncode
-
-    def tell(self, number: int) -> None:
-        """Send it a signal."""
-        if self._process is not None and self.alive:
-            self._process.send_signal(number)
+_ANSWERS_WITHIN = 2.0
 
 
 class Processes:
     """A parent's children."""
 
-    def __init__(self, command: Sequence[str], count: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        count: int,
+        clock: Clock,
+        *,
+        until_quiet: bool = False,
+        changed: Callable[[], bool] | None = None,
+    ) -> None:
         numbers = [""] if count == 1 else [str(number + 1) for number in range(count)]
         self._children = [Child(command, number, clock) for number in numbers]
         self._clock = clock
+        self._until_quiet = until_quiet
+        self._changed = changed
         self._signals = 0
+        self._verdict: int | None = None
 
     def run(self) -> int:
-        """Keep the children running until a signal; 0 when they stopped gracefully, 130 when they were ended."""
-        before = {number: signal.signal(number, self._told) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            while not self._signals:
-                self._keep()
-                self._clock.block(_LOOK)
-            while any(child.alive for child in self._children):
-                self._clock.block(_LOOK)
-        finally:
-            for child in self._children:
-                child.tell(signal.SIGKILL)
-            for number, handler in before.items():
-                signal.signal(number, handler)
-        return 0 if self._signals == 1 else 130
+        """Keep the children running until a signal, or until they are done; the exit code.
+
+        0 when they stopped gracefully, 2 when one can't start as it is configured, 130 when they were ended.
+        """
+        with self._signals_noted():
+            try:
+                while not self._signals and self._verdict is None:
+                    self._keep()
+                    self._clock.block(_LOOK)
+                self._stop()
+            finally:
+                for child in self._children:
+                    child.tell(signal.SIGKILL)
+        if self._signals > 1:
+            return INTERRUPTED
+        return OK if self._verdict is None else self._verdict
+
+    def health(self) -> Health:
+        """All children together: live if each is, ready if each is. Any thread may ask."""
+        until = self._clock.monotonic() + _ANSWERS_WITHIN
+        told = [
+            # One that is silent must not take the time of all others.
+            (child.number, child.health(max(until - self._clock.monotonic(), _LOOK)))
+            for child in self._children
+        ]
+        reasons = [
+            f"process {number}: {reason}" if number else reason
+            for number, health in told
+            for reason in health.reasons
+        ]
+        if self._signals:
+            reasons.append("the worker is stopping")
+        live, ready = (all(getattr(one, word) for _, one in told) for word in ("live", "ready"))
+        return Health(live=live, ready=ready and not self._signals, reasons=tuple(reasons))
 
     def _keep(self) -> None:
+        if self._changed is not None and self._changed():
+            _say("files have changed: starting again")
+            self._stop()
+            for child in self._children:
+                child.note_death()
+                child.start_anew()
         for child in self._children:
-            code = child.note_death()
-            if code is not None:
-                print(f"oplogue: a worker process ended with {code}; it is started again", file=sys.stderr)
+            death = child.note_death()
+            if death is not None:
+                self._judge(child, death)
             child.start_if_due()
+        if not any(child.wanted for child in self._children) and self._changed is None:
+            self._verdict = OK
 
-    def _told(self, number: int, frame: FrameType | None) -> None:
+    def _judge(self, child: Child, death: Death) -> None:
+        if death.words is not None:
+            self._hear(death.words)
+        if death.code == USAGE and self._changed is not None:
+            child.wanted = False
+            _say("it is started again when a file changes")
+        elif death.code == USAGE:
+            self._verdict = USAGE
+        elif self._until_quiet:
+            child.wanted = False
+            if death.code != OK:
+                _say(f"a worker process ended with {death.code}")
+                self._verdict = WRONG
+        else:
+            _say(f"a worker process ended with {death.code}; it is started again in {death.pause:g} s")
+
+    def _hear(self, words: str) -> None:
+        """What stops every child is told once."""
+        if self._verdict is None:
+            _say(words)
+
+    def _stop(self) -> None:
+        while any(child.alive for child in self._children):
+            for child in self._children:
+                child.tell(signal.SIGKILL if self._signals > 1 else signal.SIGTERM)
+            self._clock.block(_LOOK)
+
+    @contextmanager
+    def _signals_noted(self) -> Generator[None]:
+        before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
-        for child in self._children:
-            child.tell(signal.SIGTERM if self._signals == 1 else signal.SIGKILL)
 
 
-def run_processes(target: str, count: int) -> int:
-    """Run ``oplogue worker`` for the target in so many processes."""
-    command = [sys.executable, "-m", "oplogue.cli", "worker", target]
-    return Processes(command, count, Clock()).run()
+def _say(line: str) -> None:
+    print(f"oplogue: {line}", file=sys.stderr)

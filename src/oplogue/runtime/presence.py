@@ -1,6 +1,7 @@
 """Presence: this instance is alive, and these are its definitions.
 
 The heartbeat also heals: whatever of ours somebody dropped (definitions, indexes) is there again after a beat.
+One that fails is made up for at once when the database answers again.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class Presence:
         self._task: asyncio.Task[None] | None = None
         self.alone: bool = False
         """Whether no other instance is known to be alive: nobody listens to signals."""
+        self.answered_at: float | None = None
+        """When the database last answered a heartbeat; None while there is none."""
 
     async def start(self) -> None:
         """Announce, then go on announcing."""
@@ -64,7 +67,7 @@ class Presence:
         if self._task is None:
             return
         await end(self._task)
-        self._task = None
+        self._task = self.answered_at = None
         try:
             await self._instances.leave(self._instance_id)
         except StoreError as error:
@@ -72,8 +75,13 @@ class Presence:
 
     async def _loop(self) -> None:
         while True:
-            await self._clock.sleep(self._lease.total_seconds() / 2)
+            await self._clock.sleep(self._due_in())
             await self._announce()
+
+    def _due_in(self) -> float:
+        if self.answered_at is None:
+            return 0.0
+        return max(self.answered_at + self._lease.total_seconds() / 2 - self._clock.monotonic(), 0.0)
 
     async def _announce(self) -> None:
         others = [live for live in await self._instances.live() if live.id != self._instance_id]
@@ -85,6 +93,7 @@ class Presence:
             await self._ensure_indexes()
             self._redefined()
         await self._instances.beat(self._instance_id, self._carries, 2 * self._lease)
+        self.answered_at = self._clock.monotonic()
 
     async def _set_gates(self, others: Sequence[LiveInstance]) -> None:
         """Who carries the highest live version of a task says whether lower ones may go on running it.

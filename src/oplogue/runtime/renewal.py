@@ -45,6 +45,11 @@ _BEATS = 6
 class Renewal(Protocol):
     """Whatever renews."""
 
+    @property
+    def round_at(self) -> float | None:
+        """When it last ended a round, successful or not; None while it doesn't run."""
+        ...
+
     def start(self) -> None:
         """Begin."""
         ...
@@ -80,6 +85,7 @@ class _Renewing:
         self._bus = bus
         self._clock = clock
         self._beat = settings.lease.total_seconds() / _BEATS
+        self.round_at: float | None = None
 
     def _office_due(self) -> Office | None:
         office = self._office()
@@ -97,6 +103,7 @@ class ThreadRenewal(_Renewing):
 
     def start(self) -> None:
         """Begin."""
+        self.round_at = self._clock.monotonic()
         self._stopping = threading.Event()
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="oplogue-leases", daemon=True)
@@ -107,7 +114,7 @@ class ThreadRenewal(_Renewing):
         if self._thread is not None:
             self._stopping.set()
             await asyncio.to_thread(self._thread.join)
-            self._thread = None
+            self._thread = self.round_at = None
 
     def _run(self) -> None:
         assert self._uri is not None
@@ -121,6 +128,7 @@ class ThreadRenewal(_Renewing):
                 # Judged here, right after the renewals: a loop that was blocked would judge by old answers.
                 self._give_up(self._book.expired())
                 self._end_if_blocked()
+                self.round_at = self._clock.monotonic()
 
     def _renew_office(self, client: BlockingClient) -> None:
         office, asked_at = self._office_due(), self._clock.monotonic()
@@ -166,13 +174,14 @@ class LoopRenewal(_Renewing):
 
     def start(self) -> None:
         """Begin."""
+        self.round_at = self._clock.monotonic()
         self._bus.emit("lease.renewed_in_loop")
         self._task = keep_running("lease renewal", self._run, bus=self._bus, clock=self._clock)
 
     async def stop(self) -> None:
         """End."""
         await end(self._task)
-        self._task = None
+        self._task = self.round_at = None
 
     async def _run(self) -> None:
         lease, bound = self._settings.lease, self._settings.bound
@@ -191,3 +200,4 @@ class LoopRenewal(_Renewing):
             except StoreError as error:
                 self._failed(error)
             self._lost(self._book.expired())
+            self.round_at = self._clock.monotonic()

@@ -17,6 +17,7 @@ from typing import Any
 
 from oplogue.clock import Clock
 from oplogue.model.definition import Namespace, Task
+from oplogue.model.health import Phase, Vitals
 from oplogue.runtime.bus import Bus
 from oplogue.runtime.context import Moment, Run, Scope
 from oplogue.runtime.desk import Desk
@@ -31,6 +32,7 @@ from oplogue.runtime.office import Office
 from oplogue.runtime.parts import check_cancelled, end, keep_running
 from oplogue.runtime.planner import Planner
 from oplogue.runtime.presence import Presence
+from oplogue.runtime.pulse import Pulse
 from oplogue.runtime.reactive import Controls, ReactiveSource
 from oplogue.runtime.reconciler import Reconciler
 from oplogue.runtime.renewal import LoopRenewal, Renewal, ThreadRenewal
@@ -135,11 +137,15 @@ class Supervisor:
         self._evolution = Evolution(client, self._globals, bound=settings.bound)
         self._errands: set[asyncio.Task[None]] = set()
         self._renewal = self._make_renewal(renewal_uri)
+        self._pulse = Pulse(lease=settings.lease, bus=bus, clock=clock)
+        self._phase = Phase.NOT_STARTED
 
     # -- life cycle
 
     async def start(self) -> None:
         """Ready: definitions checked by the server, indexes there, leading or not."""
+        self._phase = Phase.STARTING
+        self._pulse.start()
         await check_server(self._client, bound=self._settings.bound)
         for task in self._tasks:
             source = task.definition.source
@@ -155,10 +161,12 @@ class Supervisor:
         if self._leader.leads:
             # What is written after start() is seen at once, not by the reconciliation.
             await self._clock.wait(self._governing, self._settings.lease.total_seconds())
+        self._phase = Phase.STARTED
         self._bus.emit("instance.started")
 
     async def stop(self) -> None:
         """Stop planning, let another lead, finish what runs, write its outcomes."""
+        self._phase = Phase.STOPPING
         led = self._leader.leads
         await self._leader.stop()
         if led:
@@ -172,6 +180,22 @@ class Supervisor:
         self._threads.shutdown()
         self._bus.emit("instance.stopped")
         await self._bus.drain(self._settings.bound.total_seconds())
+        await self._pulse.stop()
+
+    @property
+    def vitals(self) -> Vitals:
+        """What speaks for and against this instance. May be read by any thread."""
+        now = self._clock.monotonic()
+
+        def since(moment: float | None) -> float | None:
+            return None if moment is None else now - moment
+
+        return Vitals(
+            self._phase,
+            loop_silent=since(self._pulse.beat_at),
+            renewal_silent=since(self._renewal.round_at),
+            database_silent=since(self._presence.answered_at),
+        )
 
     async def _ensure_indexes(self) -> None:
         for records in self._records.values():

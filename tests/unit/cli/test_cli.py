@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from oplogue.cli import main
-from oplogue.cli.commands.worker import find_app
 from oplogue.cli.failures import told
+from oplogue.cli.targets import find_app
 from oplogue.errors import ConfigurationError, EmbeddedServerError
 from oplogue.store.faults import OperationFailure, StoreError
 

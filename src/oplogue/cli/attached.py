@@ -1,0 +1,77 @@
+"""A worker process as it sees itself: it runs the app, and answers its parent."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import traceback
+
+from oplogue.app import SUPERVISED, App
+from oplogue.cli.failures import OK, USAGE, WRONG, code_of, told
+from oplogue.cli.link import Reply, Tether
+from oplogue.cli.targets import find_app
+from oplogue.clock import Clock
+from oplogue.errors import ConfigurationError
+
+_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+_LOOK = 1.0
+
+
+def attached(target: str) -> int:
+    """Be one worker process of a parent; the exit code."""
+    return Attached(target, debug="--debug" in sys.argv, clock=Clock()).run()
+
+
+class Attached:
+    """The app of one worker process, on the line to its parent."""
+
+    def __init__(self, target: str, *, debug: bool, clock: Clock) -> None:
+        self._target = target
+        self._debug = debug
+        self._clock = clock
+        self._app: App | None = None
+        self._tether = Tether(self._answer, self._orphaned)
+
+    def run(self) -> int:
+        """Run it until it is told to stop; the exit code."""
+        try:
+            # What the user's module raises as it is imported would be raised again and again: wrong usage.
+            app = find_app(self._target)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the parent says it
+            return self._fail(error, USAGE)
+        # This process is supervised, not those that its handlers start.
+        os.environ.pop(SUPERVISED, None)
+        self._app = app
+        if not logging.getLogger().handlers:
+            logging.basicConfig(format=_FORMAT, level=logging.INFO)
+        self._tether.start()
+        try:
+            app.run()
+        except ConfigurationError as error:
+            return self._fail(error, code_of(error))
+        except Exception as error:  # noqa: BLE001 - the database may not be there yet: the parent tries again
+            return self._fail(error, WRONG, "the app can't be started: ")
+        return OK
+
+    def _fail(self, error: Exception, code: int, what: str = "") -> int:
+        if self._debug:
+            traceback.print_exception(error)
+        self._tether.fail(what + told(error))
+        return code
+
+    def _answer(self, ask: str, reply: Reply) -> None:
+        if ask == "health" and self._app is not None:
+            health = self._app.health()
+            reply({"live": health.live, "ready": health.ready, "reasons": health.reasons})
+
+    def _orphaned(self) -> None:
+        """The parent is gone: stop gracefully, and if a handler blocks the event loop for good, hard."""
+        logging.getLogger("oplogue.instance").warning("the parent of this worker process is gone: stopping")
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert self._app is not None
+        while self._app.health().live:
+            self._clock.block(_LOOK)
+        logging.shutdown()
+        os._exit(WRONG)
