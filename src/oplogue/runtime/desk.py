@@ -7,6 +7,7 @@ definitions of all instances.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -18,7 +19,8 @@ from oplogue.model.record import Page
 from oplogue.model.states import Status
 from oplogue.store.controls import Controls
 from oplogue.store.definitions import Definitions
-from oplogue.store.operations import FIELDS, Operations, Order, RecordFilter
+from oplogue.store.operations import Operations, Order, RecordFilter
+from oplogue.store.records import FIELDS
 from oplogue.store.signals import Topic
 
 _MOST = 500
@@ -26,6 +28,11 @@ _FURTHEST = 10_000_000
 
 OneOrMany = str | Sequence[str] | None
 SortLike = tuple[str, int] | Sequence[tuple[str, int]]
+Progress = Callable[[int], None]
+"""Told after each batch how many records have been changed so far."""
+
+
+def _silent(_count: int) -> None: ...
 
 
 class Desk:
@@ -58,17 +65,27 @@ class Desk:
         """How many records."""
         return await self._operations.count(await self._sources(which.tasks), which)
 
-    async def retry(self, which: RecordFilter) -> int:
+    async def retry(self, which: RecordFilter, progress: Progress = _silent) -> int:
         """Run records again; how many."""
         sources = await self._sources(which.tasks)
-        count = await self._operations.retry(sources, which)
-        if count:
-            await self._tell(Topic.WORK, {name for names in sources.values() for name in names})
-        return count
+        names = sorted(name for names in sources.values() for name in names)
+        total = 0
+        async with aclosing(self._operations.retry(sources, which)) as batches:
+            async for count in batches:
+                if count:
+                    await self._tell(Topic.WORK, names)
+                total += count
+                progress(total)
+        return total
 
-    async def delete(self, which: RecordFilter) -> int:
+    async def delete(self, which: RecordFilter, progress: Progress = _silent) -> int:
         """Delete records; how many."""
-        return await self._operations.delete(await self._sources(which.tasks), which)
+        total = 0
+        async with aclosing(self._operations.delete(await self._sources(which.tasks), which)) as batches:
+            async for count in batches:
+                total += count
+                progress(total)
+        return total
 
     async def reconcile(self, tasks: OneOrMany) -> None:
         """Plan every document of these tasks, or of all, once more."""
@@ -127,7 +144,7 @@ def record_filter(
     _check(has_error, bool, "has_error", "True or False")
     _check(error_message, str, "error_message", "a part of the message")
     _check(source_doc_filter, Mapping, "source_doc_filter", "a query on the source documents")
-    if isinstance(ids, (str, bytes)):
+    if ids is not None and (isinstance(ids, (str, bytes)) or not isinstance(ids, Sequence)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigurationError("not a list", option="ids", value=ids, expected="ids of records, in a list")
     return RecordFilter(
         tasks=_many(task, "task"),

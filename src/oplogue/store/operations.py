@@ -1,48 +1,43 @@
 """What operators ask of the task records: lists, counts, retries and deletions, over one collection or all.
 
-A filter on source documents may be any query, also one that only ``find`` takes: matching ids are streamed, some
-thousand at a time, and the records asked for by them.
+A filter on source documents may be any query, also one that only ``find`` takes. The ids that match are streamed,
+a thousand at a time, and the records asked for by them. They come in the order of ``_id``: in any other order, a
+document that a retried task changes could be met again and again, and be retried for ever.
+
+However many records there are, few are held here at once: a listing by source documents keeps what it sorts by,
+of as many records as it skips and shows; any other listing keeps what it shows.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from heapq import nsmallest
+from datetime import timedelta
+from heapq import heappop, heappush, nsmallest
 from typing import Any
 
+from oplogue.errors import ConfigurationError
 from oplogue.model.definition import Namespace
-from oplogue.model.record import HistoryEntry, LastSuccess, Page, TaskRecord
+from oplogue.model.filters import compile_filter
+from oplogue.model.record import Page, TaskRecord
 from oplogue.model.states import Status
-from oplogue.store.connection import Client, Document, bounded, ours
-from oplogue.store.expressions import IS_RUNNING, NOW, Expr, literal, merged, when
-from oplogue.store.fields import aware, aware_or_none, document_in, list_in
+from oplogue.store.connection import Client, Collection, Document, bounded, ours
+from oplogue.store.documents import key_of, server_time
+from oplogue.store.expressions import IS_RUNNING, MARKS, NOW, Expr, literal, merged, when
+from oplogue.store.faults import OperationFailure, describe, is_refusal
+from oplogue.store.ordering import Ordered
+from oplogue.store.records import FIELDS, read_record
 
 _BATCH = 1_000
 _PATIENCE = timedelta(minutes=5)
 """An operator's query may take longer than the engine's own statements."""
 
-FIELDS: Mapping[str, str] = {
-    "id": "_id",
-    "task": "task",
-    "source_doc_id": "sourceDocId",
-    "status": "status",
-    "next_run_at": "nextRunAt",
-    "due_at": "dueAt",
-    "attempts": "attempts",
-    "last_error": "lastError",
-    "first_error_at": "firstErrorAt",
-    "created_at": "createdAt",
-    "updated_at": "updatedAt",
-    "started_at": "startedAt",
-    "completed_at": "completedAt",
-    "last_finalized_at": "lastFinalizedAt",
-}
-"""The fields that a listing may be sorted by, and what they are called in the database."""
-
 Order = Sequence[tuple[str, int]]
+Sources = Mapping[Namespace, Sequence[str]]
+"""The tasks that are meant, by the collection that they are for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +67,20 @@ class RecordFilter:
         return {"$and": parts} if parts else {}
 
 
+class _Key:
+    """Where a record stands in a listing."""
+
+    __slots__ = ("id", "place", "source")
+
+    def __init__(self, source: Namespace, row: Document, order: Order) -> None:
+        self.source = source
+        self.id: Any = row["_id"]
+        self.place = tuple(Ordered(row.get(field), direction) for field, direction in _sort(order))
+
+    def __lt__(self, other: _Key) -> bool:
+        return (self.place, self.source) < (other.place, other.source)
+
+
 class Operations:
     """Queries and changes over the records of some source collections."""
 
@@ -79,92 +88,146 @@ class Operations:
         self._client = client
         self._home = home
 
-    async def list(
-        self,
-        sources: Mapping[Namespace, Sequence[str] | None],
-        which: RecordFilter,
-        order: Order,
-        skip: int,
-        limit: int,
-    ) -> Page:
+    async def list(self, sources: Sources, which: RecordFilter, order: Order, skip: int, limit: int) -> Page:
         """One page over all collections, sorted over all of them, and how many there are."""
-        found: list[tuple[Namespace, Document]] = []
-        for source, tasks in sources.items():
-            async for query in self._queries(source, which, tasks):
-                with bounded(_PATIENCE):
-                    cursor = ours(self._client, source.tasks).find(query).sort(_sort(order))
-                    found.extend([(source, row) async for row in cursor.limit(skip + limit)])
-            # Only the first of all can be on the page: what was read of the others is let go.
-            found = nsmallest(skip + limit, found, key=lambda row: _sort_key(row[1], order))
-        items = tuple(_record(source.within(self._home), document) for source, document in found[skip:])
-        return Page(items, await self.count(sources, which))
+        if which.source_doc_filter is None:
+            keys = await self._sorted(sources, which, order, skip, limit)
+            return Page(await self._read(keys), await self.count(sources, which))
+        keys, total = await self._sifted(sources, which, order, skip + limit)
+        return Page(await self._read(keys[skip:]), total)
 
-    async def count(self, sources: Mapping[Namespace, Sequence[str] | None], which: RecordFilter) -> int:
+    async def count(self, sources: Sources, which: RecordFilter) -> int:
         """How many records are meant."""
         total = 0
-        for source, tasks in sources.items():
-            async for query in self._queries(source, which, tasks):
+        async with aclosing(self._queries(sources, which)) as queries:
+            async for source, query in queries:
                 with bounded(_PATIENCE):
-                    total += await ours(self._client, source.tasks).count_documents(query)
+                    total += await self._records(source).count_documents(query)
         return total
 
-    async def retry(self, sources: Mapping[Namespace, Sequence[str] | None], which: RecordFilter) -> int:
-        """Run records again, at once, with a full set of attempts; one that runs now runs again after that."""
-        return await self._each_batch(sources, which, run_again_update())
+    def retry(self, sources: Sources, which: RecordFilter) -> AsyncGenerator[int]:
+        """Run records again, at once, with a full set of attempts; one that runs now runs again after that.
 
-    async def delete(self, sources: Mapping[Namespace, Sequence[str] | None], which: RecordFilter) -> int:
-        """Delete records; a run that is under way finds its lease lost."""
-        return await self._each_batch(sources, which, None)
+        How many, after each batch.
+        """
+        return self._each_batch(sources, which, run_again_update())
+
+    def delete(self, sources: Sources, which: RecordFilter) -> AsyncGenerator[int]:
+        """Delete records; a run that is under way finds its lease lost. How many, after each batch."""
+        return self._each_batch(sources, which, None)
+
+    async def _sorted(
+        self, sources: Sources, which: RecordFilter, order: Order, skip: int, limit: int
+    ) -> list[_Key]:
+        """The keys of a page, merged from what each collection sorts itself."""
+        # One collection can skip by itself; of several, nobody knows what the others have before it.
+        ahead, most = (skip, limit) if len(sources) == 1 else (0, skip + limit)
+
+        async def keys(source: Namespace, tasks: Sequence[str]) -> AsyncGenerator[_Key]:
+            found = self._records(source).find(which.query(tasks), _shown(order)).sort(_sort(order))
+            async with found.skip(ahead).limit(most):
+                async for row in found:
+                    yield _Key(source, row, order)
+
+        with bounded(_PATIENCE):
+            return await _merged([keys(*of_source) for of_source in sources.items()], skip - ahead, limit)
+
+    async def _sifted(
+        self, sources: Sources, which: RecordFilter, order: Order, most: int
+    ) -> tuple[list[_Key], int]:
+        """The first keys of all, and how many records there are: source documents come in an order of their own."""
+        first: list[_Key] = []
+        total = 0
+        async with aclosing(self._queries(sources, which)) as queries:
+            async for source, query in queries:
+                with bounded(_PATIENCE):
+                    rows = await self._records(source).find(query, _shown(order)).to_list()
+                total += len(rows)
+                first = nsmallest(most, [*first, *(_Key(source, row, order) for row in rows)])
+        return first, total
+
+    async def _read(self, keys: Sequence[_Key]) -> tuple[TaskRecord, ...]:
+        """The records of a page, in its order; without those that were deleted meanwhile."""
+        ids: dict[Namespace, list[Any]] = defaultdict(list)
+        for key in keys:
+            ids[key.source].append(key.id)
+        found: dict[Any, TaskRecord] = {}
+        for source, wanted in ids.items():
+            with bounded(_PATIENCE):
+                async for row in self._records(source).find({"_id": {"$in": wanted}}):
+                    found[source, key_of(row["_id"])] = read_record(source.within(self._home), row)
+        places = [(key.source, key_of(key.id)) for key in keys]
+        return tuple(found[place] for place in places if place in found)
 
     async def _each_batch(
-        self,
-        sources: Mapping[Namespace, Sequence[str] | None],
-        which: RecordFilter,
-        update: list[dict[str, Expr]] | None,
-    ) -> int:
-        changed = 0
-        for source, tasks in sources.items():
-            records = ours(self._client, source.tasks)
-            async for query in self._queries(source, which, tasks):
-                after: dict[str, Any] = {}
-                while True:
-                    with bounded(_PATIENCE):
-                        page = (
-                            await records.find({"$and": [query, after]}, {"_id": 1})
-                            .sort("_id", 1)
-                            .limit(_BATCH)
-                            .to_list()
-                        )
-                        if not page:
-                            break
-                        ids = [row["_id"] for row in page]
-                        # Asked once more with the change itself: a record may have changed since.
-                        still = {"$and": [query, {"_id": {"$in": ids}}]}
-                        if update is None:
-                            changed += (await records.delete_many(still)).deleted_count
-                        else:
-                            changed += (await records.update_many(still, update)).matched_count
-                    after = {"$expr": {"$gt": ["$_id", literal(ids[-1])]}}
-        return changed
+        self, sources: Sources, which: RecordFilter, update: list[dict[str, Expr]] | None
+    ) -> AsyncGenerator[int]:
+        async with aclosing(self._queries(sources, which)) as queries:
+            async for source, query in queries:
+                async with aclosing(self._change(self._records(source), query, update)) as batches:
+                    async for changed in batches:
+                        yield changed
+
+    async def _change(
+        self, records: Collection, query: Mapping[str, Any], update: list[dict[str, Expr]] | None
+    ) -> AsyncGenerator[int]:
+        beyond: dict[str, Any] = {}
+        while True:
+            with bounded(_PATIENCE):
+                page = records.find({"$and": [query, beyond]}, {"_id": 1}).sort("_id", 1).limit(_BATCH)
+                ids = [row["_id"] async for row in page]
+                # Asked once more with the change itself: a record may have changed since.
+                still = {"$and": [query, {"_id": {"$in": ids}}]}
+                if not ids:
+                    return
+                if update is None:
+                    changed = (await records.delete_many(still)).deleted_count
+                else:
+                    changed = (await records.update_many(still, update)).matched_count
+            yield changed
+            beyond = {"$expr": {"$gt": ["$_id", literal(ids[-1])]}}
 
     async def _queries(
-        self, source: Namespace, which: RecordFilter, tasks: Sequence[str] | None
-    ) -> AsyncIterator[dict[str, Any]]:
-        """The query on the records; several where it hangs on source documents."""
-        query = which.query(tasks)
-        if which.source_doc_filter is None:
-            yield query
-            return
-        documents = ours(self._client, source).find(which.source_doc_filter, {"_id": 1})
+        self, sources: Sources, which: RecordFilter
+    ) -> AsyncGenerator[tuple[Namespace, dict[str, Any]]]:
+        """The queries on the records of each collection; several where they hang on source documents."""
+        for source, tasks in sources.items():
+            query = which.query(tasks)
+            if which.source_doc_filter is None:
+                yield source, query
+                continue
+            async with aclosing(self._matching(source, which.source_doc_filter)) as batches:
+                async for ids in batches:
+                    yield source, {"$and": [{"sourceDocId": {"$in": ids}}, query]}
+
+    async def _matching(self, source: Namespace, wanted: Mapping[str, Any]) -> AsyncGenerator[list[Any]]:
+        """The ids of the source documents that match, in batches."""
+        query = await self._understood(wanted)
+        found = ours(self._client, source).find(query, {"_id": 1}, batch_size=_BATCH).sort("_id", 1)
         batch: list[Any] = []
-        async with documents:
-            async for document in documents:
-                batch.append(document["_id"])
-                if len(batch) == _BATCH:
-                    yield {"$and": [{"sourceDocId": {"$in": batch}}, query]}
-                    batch = []
-        if batch:
-            yield {"$and": [{"sourceDocId": {"$in": batch}}, query]}
+        async with found:
+            while True:
+                try:
+                    batch = [document["_id"] for document in await found.to_list(_BATCH)]
+                except OperationFailure as error:
+                    if not is_refusal(error):
+                        raise
+                    raise _refused(wanted, describe(error)) from error
+                if not batch:
+                    return
+                yield batch
+
+    async def _understood(self, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What `find` is asked: a task's own filter may be given too, with its expressions and its ``$$NOW``."""
+        try:
+            compiled = compile_filter(wanted)
+        except ConfigurationError:
+            return wanted  # no task could have it; `find` may well take it, or says why not
+        now = await server_time(self._client, bound=_PATIENCE) if compiled.needs_now else None
+        return compiled.match(now)
+
+    def _records(self, source: Namespace) -> Collection:
+        return ours(self._client, source.tasks)
 
 
 def run_again_update() -> list[dict[str, Expr]]:
@@ -176,109 +239,53 @@ def run_again_update() -> list[dict[str, Expr]]:
                 "nextRunAt": when(IS_RUNNING, "$nextRunAt", NOW),
                 "attempts": when(IS_RUNNING, "$attempts", 0),
                 "firstErrorAt": when(IS_RUNNING, "$firstErrorAt", None),
-                "oplogue": merged("$oplogue", when(IS_RUNNING, {"manual": True}, {"parked": False})),
+                "oplogue": merged(MARKS, when(IS_RUNNING, {"manual": True}, {"parked": False})),
             }
         }
     ]
 
 
+async def _merged(streams: Sequence[AsyncGenerator[_Key]], skip: int, limit: int) -> list[_Key]:
+    """The keys of a page of sorted streams, which are read no further than that."""
+    page: list[_Key] = []
+    ahead: list[tuple[_Key, int]] = []
+
+    async def read_on(stream: int) -> None:
+        async for key in streams[stream]:
+            heappush(ahead, (key, stream))
+            return
+
+    async with AsyncExitStack() as stack:
+        for number, stream in enumerate(streams):
+            await stack.enter_async_context(aclosing(stream))
+            await read_on(number)
+        while ahead and len(page) < limit:
+            key, number = heappop(ahead)
+            if skip:
+                skip -= 1
+            else:
+                page.append(key)
+            await read_on(number)
+    return page
+
+
 def _sort(order: Order) -> list[tuple[str, int]]:
-    return [*((FIELDS[name], direction) for name, direction in order), ("_id", 1)]
+    # The first direction of a field holds: of two, the driver would send the last.
+    directions: dict[str, int] = {}
+    for name, direction in [*order, ("id", 1)]:
+        directions.setdefault(FIELDS[name], direction)
+    return list(directions.items())
 
 
-def _sort_key(document: Document, order: Order) -> list[_Ordered]:
-    pairs = [*((FIELDS[name], direction) for name, direction in order), ("_id", 1)]
-    return [_Ordered(document.get(field), direction) for field, direction in pairs]
+def _shown(order: Order) -> dict[str, int]:
+    """What a listing needs before it knows its page."""
+    return {field: 1 for field, _ in _sort(order)}
 
 
-class _Ordered:
-    """A value in the server's order of types, for merging pages of several collections."""
-
-    __slots__ = ("_direction", "_key")
-
-    def __init__(self, value: Any, direction: int) -> None:
-        self._key = _rank(value)
-        self._direction = direction
-
-    def __lt__(self, other: _Ordered) -> bool:
-        if self._key == other._key:
-            return False
-        try:
-            less = self._key < other._key
-        except TypeError:
-            less = repr(self._key) < repr(other._key)
-        return less if self._direction > 0 else not less
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Ordered) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(repr(self._key))
-
-
-def _rank(value: Any) -> tuple[int, Any]:
-    match value:
-        case None:
-            return (0, 0)
-        case bool():
-            return (5, value)
-        case int() | float():
-            return (1, value)
-        case str():
-            return (2, value)
-        case datetime():
-            return (6, aware(value).timestamp())
-        case _:
-            return (4, value)
-
-
-def _record(collection: str, document: Document) -> TaskRecord:
-    def date(name: str) -> datetime | None:
-        return aware_or_none(document.get(name))
-
-    last_success = document_in(document.get("lastSuccess"))
-    succeeded_at = aware_or_none(last_success.get("at"))
-    attempts = document.get("attempts")
-    error = document.get("lastError")
-    return TaskRecord(
-        id=document["_id"],
-        collection=collection,
-        task=str(document.get("task")),
-        source_doc_id=document.get("sourceDocId"),
-        status=_status(document.get("status")),
-        next_run_at=date("nextRunAt"),
-        due_at=date("dueAt"),
-        attempts=attempts if isinstance(attempts, int) else 0,
-        last_observed_values=_values(document),
-        last_error=None if error is None else str(error),
-        first_error_at=date("firstErrorAt"),
-        created_at=date("createdAt"),
-        updated_at=date("updatedAt"),
-        started_at=date("startedAt"),
-        completed_at=date("completedAt"),
-        last_finalized_at=date("lastFinalizedAt"),
-        last_success=None
-        if succeeded_at is None
-        else LastSuccess(succeeded_at, int(last_success.get("durationMs") or 0)),
-        execution_history=tuple(_entries(document)),
+def _refused(wanted: Mapping[str, Any], why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the server refuses it: {why}",
+        option="source_doc_filter",
+        value=wanted,
+        expected="a query on the source documents, as find() takes it",
     )
-
-
-def _values(document: Document) -> dict[str, Any] | None:
-    values = document.get("lastObservedValues")
-    return document_in(values) if isinstance(values, dict) else None
-
-
-def _entries(document: Document) -> list[HistoryEntry]:
-    entries: list[HistoryEntry] = []
-    for stored in map(document_in, list_in(document.get("executionHistory"))):
-        at = aware_or_none(stored.get("at"))
-        if at is not None:
-            status = _status(stored.get("status"))
-            entries.append(HistoryEntry(at, status, int(stored.get("durationMs") or 0), stored.get("error")))
-    return entries
-
-
-def _status(value: Any) -> Status:
-    """A status edited by hand into nonsense is shown as failed: nothing will run it."""
-    return Status(value) if value in set(Status) else Status.FAILED

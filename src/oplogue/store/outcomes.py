@@ -26,6 +26,8 @@ from oplogue.store.expressions import (
 )
 
 _DIRTY = {"$eq": ["$status", Status.PROCESSING_DIRTY]}
+_BY_HAND = is_set("$oplogue.manual")
+"""Retried by hand while it ran: the run after this one comes at once, with a full set of attempts."""
 
 
 def fence(ids: list[Any], token: Any) -> dict[str, Any]:
@@ -75,7 +77,9 @@ def _fields(kind: Transition, row: Table) -> dict[str, Expr]:
     }
     if kind.counts:
         fields |= _finalized(kind, row)
-    if kind.error is not None:
+    if not kind.counts:
+        fields["firstErrorAt"] = when(_BY_HAND, None, "$firstErrorAt")
+    elif kind.error is not None:
         fields["firstErrorAt"] = when(_starts_over(row, again), None, first_set("$firstErrorAt", NOW))
     elif kind.succeeded:
         fields["firstErrorAt"] = None
@@ -98,7 +102,7 @@ def _again(kind: Transition) -> Expr:
 
 
 def _runs_again_at(row: Table) -> Expr:
-    return when(is_set("$oplogue.manual"), NOW, after(NOW, row.get("again_in")))
+    return when(_BY_HAND, NOW, after(NOW, row.get("again_in")))
 
 
 def _next_run_at(kind: Transition, row: Table) -> Expr:
@@ -109,7 +113,7 @@ def _next_run_at(kind: Transition, row: Table) -> Expr:
 
 def _attempts(kind: Transition, row: Table, again: Expr) -> Expr:
     if not kind.counts:
-        return {"$max": [0, {"$subtract": ["$attempts", 1]}]}
+        return when(_BY_HAND, 0, {"$max": [0, {"$subtract": ["$attempts", 1]}]})
     if kind.reason is Reason.MOVED:
         return 0
     return when(_starts_over(row, again), 0, "$attempts")
@@ -117,7 +121,7 @@ def _attempts(kind: Transition, row: Table, again: Expr) -> Expr:
 
 def _starts_over(row: Table, again: Expr) -> Expr:
     """Whether the record begins a new sequence of attempts."""
-    return {"$and": [again, {"$or": [row.get("resets"), is_set("$oplogue.manual")]}]}
+    return {"$and": [again, {"$or": [row.get("resets"), _BY_HAND]}]}
 
 
 def _finalized(kind: Transition, row: Table) -> dict[str, Expr]:
@@ -152,7 +156,9 @@ def claim_update(
     token: Any, owner: str, lease_ms: int, *, suspect: bool, alone: bool
 ) -> list[dict[str, Any]]:
     """Take records for one lease. A suspect is a record whose last lease was lost."""
-    attempts = when({"$isNumber": "$attempts"}, {"$add": ["$attempts", 1]}, 1)
+    # A suspect may have been retried by hand while it ran.
+    counted = {"$and": [{"$isNumber": "$attempts"}, {"$not": [_BY_HAND]}]}
+    attempts = when(counted, {"$add": ["$attempts", 1]}, 1)
     lost = when({"$isNumber": "$oplogue.lost"}, {"$add": ["$oplogue.lost", 1]}, 1) if suspect else 0
     marks = {
         "token": token,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from datetime import UTC, datetime
 from typing import Any
 
+import bson
 import pytest
-from bson import ObjectId
+from bson import Binary, Decimal128, Int64, MaxKey, MinKey, ObjectId, Timestamp
+from pymongo import MongoClient
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from tests.integration.runtime.conftest import MakeStage
@@ -13,7 +17,9 @@ from tests.support.running import Gate, Stage
 
 from oplogue import ConfigurationError, Context, Fixed, UnknownTaskError
 from oplogue.model.record import TaskRecord
-from oplogue.store.operations import FIELDS
+from oplogue.runtime.console import open_console
+from oplogue.runtime.desk import record_filter
+from oplogue.store.records import FIELDS
 
 Document = dict[str, Any]
 Orders = AsyncCollection[Document]
@@ -41,6 +47,8 @@ async def filled(stage: Stage, db: AsyncDatabase[Document]) -> Stage:
             mended.append(True)
 
     await stage.app.start()
+    for _ in ("orders", "customers"):
+        await stage.next("reconciliation.finished")  # or it might plan what a test has deleted
     await db["orders"].insert_many([{"_id": n, "total": 10 * n, "tags": ["a", str(n)]} for n in range(6)])
     await db["customers"].insert_many([{"_id": f"c{n}", "total": 10 * n} for n in range(4)])
     await stage.until(lambda: len(stage.heard("task.failed")) == 3)
@@ -77,7 +85,7 @@ async def test_every_filter_of_a_listing(filled: Stage) -> None:
     ]
 
 
-async def test_records_by_any_query_on_their_documents(filled: Stage) -> None:
+async def test_records_by_any_query_on_their_documents(filled: Stage, db: AsyncDatabase[Document]) -> None:
     queries: list[tuple[Document, list[Any]]] = [
         ({}, ORDERS + CUSTOMERS),
         ({"total": {"$gte": 30}}, [3, 4, 5, "c3"]),
@@ -87,8 +95,13 @@ async def test_records_by_any_query_on_their_documents(filled: Stage) -> None:
         ({"$or": [{"total": 0}, {"tags": {"$elemMatch": {"$eq": "5"}}}]}, [0, 5, "c0"]),
         ({"$expr": {"$eq": ["$total", 20]}}, [2, "c2"]),
         ({"$where": "this.total == 20"}, [2, "c2"]),
+        # As a task's own filter is written: an expression, and the server's time.
+        ({"$eq": ["$total", 20]}, [2, "c2"]),
+        ({"at": {"$lt": "$$NOW"}}, [0]),
         ({"total": -1}, []),
     ]
+    await db["orders"].update_one({"_id": 0}, {"$set": {"at": datetime(2001, 1, 1, tzinfo=UTC)}})
+    await db["orders"].update_one({"_id": 1}, {"$set": {"at": datetime(2201, 1, 1, tzinfo=UTC)}})
     for query, expected in queries:
         assert await ids_of(filled, source_doc_filter=query) == expected, query
 
@@ -139,8 +152,7 @@ async def test_a_listing_by_documents_sorts_and_pages_too(filled: Stage) -> None
     assert page.total == 8
 
 
-async def test_what_cannot_be_meant_is_refused(stage: Stage) -> None:
-    await stage.app.start()
+async def test_what_cannot_be_meant_is_refused(filled: Stage) -> None:
     wrong: list[tuple[str, Any]] = [
         ("limit", 0),
         ("limit", 501),
@@ -151,14 +163,17 @@ async def test_what_cannot_be_meant_is_refused(stage: Stage) -> None:
         ("sort", "task"),
         ("status", "done"),
         ("task", 5),
-        ("has_error", "false"),
+        ("source_doc_filter", [{"status": "paid"}]),
+        ("source_doc_filter", {"$eq": ["$status", "paid"], "status": "paid"}),
+        ("source_doc_filter", {"status": {"$near": 5}}),
         ("error_message", 5),
-        ("ids", "abc"),
-        ("source_doc_filter", "paid"),
+        ("has_error", "yes"),
+        ("ids", "5f3c"),
+        ("ids", ObjectId()),
     ]
     for option, value in wrong:
         with pytest.raises(ConfigurationError, match=option):
-            await stage.app.get_reactive_tasks(**{option: value})
+            await filled.app.get_reactive_tasks(**{option: value})
 
 
 async def test_a_task_that_is_not_known_is_refused(filled: Stage) -> None:
@@ -323,3 +338,191 @@ async def test_reconciling_a_task_that_is_not_known_is_refused(stage: Stage) -> 
     await stage.app.start()
     with pytest.raises(UnknownTaskError):
         await stage.app.reconcile("nobody")
+
+
+MIXED: list[Any] = [
+    *(
+        MinKey(),
+        MaxKey(),
+        True,
+        False,
+        -1,
+        0.5,
+        Int64(7),
+        Decimal128("3.2"),
+        float("nan"),
+        "",
+        "a",
+        "É",
+        "\U0001f600",
+    ),
+    *(
+        ObjectId("0" * 24),
+        ObjectId("f" * 24),
+        datetime(2001, 1, 1, tzinfo=UTC),
+        datetime(1901, 1, 1, tzinfo=UTC),
+    ),
+    *({}, {"a": 1}, {"a": "x"}, {"b": 0}, {"a": 1, "b": 1}),
+    *(b"", b"\x02", b"\x01\x01", Binary(b"\x01", 128), Timestamp(5, 1), Timestamp(5, 0)),
+]
+"""Ids of all types that may be ids."""
+
+
+async def test_ids_of_all_types_are_merged_in_the_order_of_the_server(
+    make_stage: MakeStage, db: AsyncDatabase[Document]
+) -> None:
+    stage = make_stage(concurrency=0)
+    for name in ("left", "right"):
+        stage.app.reactive_task(task=name, collection=name, watch_projection=["n"])(_nothing)
+    await stage.app.start()
+    await db["left"].insert_many([{"_id": id_} for id_ in MIXED[::2]])
+    await db["right"].insert_many([{"_id": id_} for id_ in MIXED[1::2]])
+    await db["all"].insert_many([{"_id": id_} for id_ in MIXED])
+    await stage.counted(len(MIXED))
+    for direction in (1, -1):
+        expected = [document["_id"] async for document in db["all"].find().sort("_id", direction)]
+        filters: list[Document | None] = [None, {}]
+        for source_doc_filter in filters:
+            found: list[Any] = []
+            for skip in range(0, len(MIXED), 7):
+                page = await stage.app.get_reactive_tasks(
+                    source_doc_filter=source_doc_filter, sort=("source_doc_id", direction), skip=skip, limit=7
+                )
+                assert page.total == len(MIXED)
+                found += [record.source_doc_id for record in page.items]
+            assert list(map(stored, found)) == list(map(stored, expected))
+
+
+def stored(id_: Any) -> bytes:
+    """What tells ids apart that Python finds equal, and not those that codecs read differently."""
+    return bson.encode({"": id_})
+
+
+async def _nothing(ctx: Context) -> None: ...
+
+
+async def test_of_a_field_that_is_named_twice_the_first_direction_holds(filled: Stage) -> None:
+    page = await filled.app.get_reactive_tasks("sync", sort=[("source_doc_id", -1), ("source_doc_id", 1)])
+    assert [record.source_doc_id for record in page.items] == ORDERS[::-1]
+
+
+async def test_a_listing_by_documents_holds_no_more_than_its_page(
+    make_stage: MakeStage, orders: Orders
+) -> None:
+    stage = make_stage(concurrency=0)
+    stage.app.reactive_task(task="sync", collection="orders")(_nothing)
+    await orders.insert_many([{"_id": number, "text": "x" * 10_000} for number in range(4_000)])
+    await stage.app.start()
+    await stage.next("reconciliation.finished")
+    tracemalloc.start()
+    try:
+        page = await stage.app.get_reactive_tasks(source_doc_filter={}, sort=("source_doc_id", -1), limit=5)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [record.source_doc_id for record in page.items] == [3_999, 3_998, 3_997, 3_996, 3_995]
+    assert page.total == 4_000
+    assert peak < 8_000_000  # the records have 40 MB
+
+
+async def test_a_retry_meets_each_document_once_although_handlers_change_them(
+    stage: Stage, orders: Orders, database_uri: str
+) -> None:
+    stage.app.reactive_task(task="sync", collection="orders", watch_projection=["name"], debounce="1h")(
+        _nothing
+    )
+    await orders.create_index("ran")
+    await orders.insert_many([{"_id": number, "ran": number} for number in range(3_000)])
+    await stage.app.start()
+    await stage.next("reconciliation.finished")
+
+    with MongoClient[Document](database_uri) as blocking:
+        documents = blocking.get_default_database()["orders"]
+
+        def ahead(_count: int) -> None:
+            # As handlers do that note in the document when they ran: it moves to the end of the index.
+            documents.update_many({}, {"$inc": {"ran": 10_000}})
+
+        async with open_console(database_uri) as console:
+            which = record_filter(None, None, {"ran": {"$gte": 0}}, None, None, None)
+            assert await console.desk.retry(which, ahead) == 3_000
+
+
+async def test_a_retry_of_a_run_that_puts_itself_off_gives_a_full_set_of_attempts(
+    stage: Stage, orders: Orders
+) -> None:
+    gate, attempts = Gate(), list[int]()
+
+    @stage.app.reactive_task(task="sync", collection="orders", debounce=0, retry_policy=Fixed(0))
+    async def _sync(ctx: Context) -> None:
+        attempts.append(ctx.attempt)
+        if len(attempts) < 3:
+            raise ValueError("not yet")
+        if len(attempts) == 3:
+            await gate()
+            ctx.defer_current(0)
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 1})
+    await gate.reached()
+    assert await stage.app.retry_reactive_tasks() == 1
+    gate.open()
+    await stage.next("task.completed", doc_id=1)
+    assert attempts == [1, 2, 3, 1]
+    assert (await stage.record()).first_error_at is None
+
+
+async def test_a_running_record_that_is_retried_twice_runs_once_more(stage: Stage, orders: Orders) -> None:
+    gate = Gate()
+
+    @stage.app.reactive_task(task="sync", collection="orders", debounce=0)
+    async def _sync(ctx: Context) -> None:
+        await gate()
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 1})
+    await gate.reached()
+    assert [await stage.app.retry_reactive_tasks() for _ in range(2)] == [1, 1]
+    assert (await stage.record()).status == "processing_dirty"
+    gate.open()
+    await stage.counted(1, status="completed")
+    assert len(stage.heard("task.started")) == 2
+
+
+async def test_a_retry_takes_waiting_records_too_and_each_once(stage: Stage, orders: Orders) -> None:
+    """They stay pending: what a batch has changed still matches the filter."""
+    stage.app.reactive_task(task="sync", collection="orders", debounce="1h", watch_projection=["n"])(_nothing)
+    await orders.insert_many([{"_id": number} for number in range(2_100)])
+    await stage.app.start()
+    await stage.next("reconciliation.finished")
+    await stage.app.pause_task("sync")
+    assert await stage.app.retry_reactive_tasks(status="pending") == 2_100
+    await stage.app.resume_task("sync")
+    await stage.counted(2_100, status="completed")
+
+
+async def test_records_edited_by_hand_are_listed_and_retried(
+    make_stage: MakeStage, orders: Orders, db: AsyncDatabase[Document]
+) -> None:
+    stage = make_stage(concurrency=0)
+    stage.app.reactive_task(task="sync", collection="orders", debounce="1h")(_nothing)
+    await stage.app.start()
+    await orders.insert_one({"_id": 1})
+    await stage.counted(1)
+    edited: Document = {
+        "status": ["pending"],
+        "attempts": 3.0,
+        "lastError": {"message": "of another language"},
+        "lastSuccess": {"at": datetime(2001, 1, 1, tzinfo=UTC), "durationMs": "long"},
+        "executionHistory": [{"at": datetime(2001, 1, 1, tzinfo=UTC), "status": None, "durationMs": 5.0}, 7],
+        "oplogue": "nonsense",
+    }
+    await db["orders_tasks"].update_one({}, {"$set": edited})
+    record = await stage.record()
+    assert (record.status, record.attempts) == ("failed", 3)
+    assert record.last_error == "{'message': 'of another language'}"
+    assert record.last_success is not None
+    assert record.last_success.duration_ms == 0
+    assert [entry.duration_ms for entry in record.execution_history] == [5]
+    assert await stage.app.retry_reactive_tasks() == 1
+    assert ((await stage.record()).status, (await stage.record()).attempts) == ("pending", 0)
