@@ -8,10 +8,10 @@
 ...     print(f"{event.task} of {event.doc_id} failed for good: {event.error}")
 """
 
-from oplogue.model.events import (
+from oplogue.model.payloads import (
     BatchFailure,
+    CountEvent,
     DocumentParked,
-    DocumentsPlanned,
     Event,
     Failure,
     LeadershipLost,
@@ -23,20 +23,23 @@ from oplogue.model.events import (
     RunEvent,
     RunFailed,
     RunRetried,
-    ShutdownTimeout,
     SourceEvent,
     SourceFailure,
+    StreamOpened,
     TaskEvent,
+    TaskPaused,
     TaskRecords,
-    TaskReprocessed,
+    TasksCounted,
+    TasksEvent,
     TaskThrottled,
+    TaskVersion,
     TermEvent,
 )
 
 __all__ = [
     "BatchFailure",
+    "CountEvent",
     "DocumentParked",
-    "DocumentsPlanned",
     "Event",
     "Failure",
     "LeadershipLost",
@@ -48,12 +51,15 @@ __all__ = [
     "RunEvent",
     "RunFailed",
     "RunRetried",
-    "ShutdownTimeout",
     "SourceEvent",
     "SourceFailure",
+    "StreamOpened",
     "TaskEvent",
+    "TaskPaused",
     "TaskRecords",
-    "TaskReprocessed",
     "TaskThrottled",
+    "TaskVersion",
+    "TasksCounted",
+    "TasksEvent",
     "TermEvent",
 ]

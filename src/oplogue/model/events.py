@@ -1,4 +1,4 @@
-"""What the engine reports: codes that stay, and the shapes of what they carry.
+"""What the engine reports: every code, how loud it is in the log, what it says there, and what it carries.
 
 Codes are promises: one is never renamed, and its payload only grows. The page ``docs/reference/events.md`` says
 when each is emitted; tests hold the page, this table and every ``emit`` against each other.
@@ -9,195 +9,39 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from datetime import datetime
-from typing import Any
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """Something that happened on one instance."""
-
-    code: str
-    """What: one of the documented codes, as ``task.failed``."""
-    at: datetime
-    """When, by the instance's clock."""
-    instance_id: str
-    """Where."""
-
-    @property
-    def fields(self) -> Mapping[str, Any]:
-        """Everything but ``code`` and ``at``, by name."""
-        return {
-            field.name: getattr(self, field.name)
-            for field in fields(self)
-            if field.name not in ("code", "at")
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskEvent(Event):
-    """Something about one task."""
-
-    task: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunEvent(TaskEvent):
-    """Something about one run of a task."""
-
-    doc_id: Any
-    """The ``_id`` of the source document."""
-    attempt: int
-    """The number of this attempt, from 1."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunEnded(RunEvent):
-    """A run came to its end."""
-
-    duration_ms: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFailed(RunEnded):
-    """A run failed."""
-
-    error: str
-    """What the record keeps: the exception's class and its message."""
-    exception: BaseException | None
-    """The exception itself, where there was one; in the log it is the line's ``exc_info``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRetried(RunFailed):
-    """A run failed, and there will be another."""
-
-    seconds: float
-    """How long until then."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunDeferred(RunEvent):
-    """A run asked for another one later."""
-
-    seconds: float
-    """How long until then."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskThrottled(TaskEvent):
-    """No run of the task starts for a while."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskRecords(TaskEvent):
-    """Something was done to so many records of one task."""
-
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskReprocessed(TaskEvent):
-    """Records of the task run again for a new version of its handler."""
-
-    version: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DocumentParked(TaskEvent):
-    """A document that the server refuses to plan was put aside."""
-
-    source: str
-    """The collection of the document, as ``database.collection``."""
-    doc_id: Any
-    error: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShutdownTimeout(Event):
-    """Handlers were still running when the instance had waited long enough."""
-
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure(Event):
-    """Something of the engine failed; it is tried again."""
-
-    error: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceFailure(Failure):
-    """Reading or writing the records of one source collection failed."""
-
-    source: str
-    """The source collection, as ``database.collection``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchFailure(Failure):
-    """Planning failed."""
-
-    count: int
-    """How many documents; 0 where the statement was about none in particular."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartFailure(Failure):
-    """A part of the instance failed."""
-
-    part: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TermEvent(Event):
-    """Something about one term in office."""
-
-    term: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeadershipLost(TermEvent):
-    """The instance leads no more."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DocumentsPlanned(Event):
-    """A batch of changed documents was planned."""
-
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceEvent(Event):
-    """Something about one source collection."""
-
-    source: str
-    """The collection, as ``database.collection``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReconciliationEvent(SourceEvent):
-    """The documents of one collection are planned for these tasks."""
-
-    tasks: list[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReconciliationProgress(ReconciliationEvent):
-    """So many documents were planned so far."""
-
-    documents: int
+from oplogue.model.payloads import (
+    BatchFailure,
+    CountEvent,
+    DocumentParked,
+    Event,
+    Failure,
+    LeadershipLost,
+    PartFailure,
+    ReconciliationEvent,
+    ReconciliationProgress,
+    RunDeferred,
+    RunEnded,
+    RunEvent,
+    RunFailed,
+    RunRetried,
+    SourceEvent,
+    SourceFailure,
+    StreamOpened,
+    TaskEvent,
+    TaskPaused,
+    TaskRecords,
+    TasksCounted,
+    TasksEvent,
+    TaskThrottled,
+    TaskVersion,
+    TermEvent,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class EventKind:
-    """One code: how loud it is in the log, what it says there, and what it carries."""
+    """One code."""
 
     level: int
     message: str
@@ -211,31 +55,53 @@ class EventKind:
 
 
 EVENTS: Mapping[str, EventKind] = {
-    "task.started": EventKind(logging.DEBUG, "task {task} started", RunEvent),
-    "task.completed": EventKind(logging.DEBUG, "task {task} completed in {duration_ms} ms", RunEnded),
-    "task.skipped": EventKind(logging.DEBUG, "task {task} skipped: its document moved on", RunEnded),
+    "task.started": EventKind(
+        logging.DEBUG, "task {task} of {doc_id!r} started, attempt {attempt}", RunEvent
+    ),
+    "task.completed": EventKind(
+        logging.DEBUG, "task {task} of {doc_id!r} completed in {duration_ms} ms", RunEnded
+    ),
+    "task.skipped": EventKind(
+        logging.DEBUG, "task {task} of {doc_id!r} skipped: the document moved on", RunEnded
+    ),
     "task.retried": EventKind(
         logging.WARNING,
-        "task {task} failed at attempt {attempt} and runs again in {seconds:g} s: {error}",
+        "task {task} of {doc_id!r} failed at attempt {attempt} and runs again in {seconds:g} s: {error}",
         RunRetried,
     ),
     "task.failed": EventKind(
-        logging.ERROR, "task {task} failed for good at attempt {attempt}: {error}", RunFailed
+        logging.ERROR, "task {task} of {doc_id!r} failed for good at attempt {attempt}: {error}", RunFailed
     ),
-    "task.deferred": EventKind(logging.DEBUG, "task {task} put itself off for {seconds:g} s", RunDeferred),
+    "task.deferred": EventKind(
+        logging.DEBUG, "task {task} of {doc_id!r} put itself off for {seconds:g} s", RunDeferred
+    ),
     "task.lease_lost": EventKind(
-        logging.WARNING, "task {task} lost its lease: nothing of this run is written", RunEvent
+        logging.WARNING,
+        "task {task} of {doc_id!r} lost its lease: nothing of this run is written",
+        RunEvent,
     ),
-    "task.throttled": EventKind(logging.INFO, "task {task} is throttled for {seconds:g} s", TaskThrottled),
     "task.dead_letter": EventKind(
         logging.ERROR,
         "task {task}: {count} records failed for good, their process died or was cut off each time",
         TaskRecords,
     ),
+    "task.throttled": EventKind(
+        logging.INFO, "task {task} is throttled for {seconds:g} s ({scope})", TaskThrottled
+    ),
+    "task.paused": EventKind(logging.INFO, "task {task} is paused, until {until}", TaskPaused),
+    "task.resumed": EventKind(logging.INFO, "task {task} may run again", TaskEvent),
+    "task.superseded": EventKind(
+        logging.INFO, "task {task} is left to instances with handler version {version}", TaskVersion
+    ),
+    "records.retried": EventKind(logging.INFO, "{count} records of {tasks} retried by hand", TasksCounted),
+    "records.deleted": EventKind(logging.INFO, "{count} records of {tasks} deleted by hand", TasksCounted),
     "instance.started": EventKind(logging.INFO, "instance {instance_id} started"),
+    "instance.stopping": EventKind(
+        logging.INFO, "instance {instance_id} stops; {count} handlers still run", TasksCounted
+    ),
     "instance.stopped": EventKind(logging.INFO, "instance {instance_id} stopped"),
     "instance.shutdown_timeout": EventKind(
-        logging.WARNING, "{count} handlers did not end within the shutdown timeout", ShutdownTimeout
+        logging.WARNING, "{count} handlers of {tasks} did not end within the shutdown timeout", TasksCounted
     ),
     "claim.failed": EventKind(logging.WARNING, "claiming from {source} failed: {error}", SourceFailure),
     "settle.failed": EventKind(
@@ -251,8 +117,9 @@ EVENTS: Mapping[str, EventKind] = {
     "leadership.lost": EventKind(
         logging.INFO, "instance {instance_id} leads no more: {reason}", LeadershipLost
     ),
-    "planner.started": EventKind(logging.INFO, "the planner follows the change stream", TermEvent),
-    "planner.stopped": EventKind(logging.INFO, "the planner stopped", TermEvent),
+    "planner.started": EventKind(logging.DEBUG, "the planner started, term {term}", TermEvent),
+    "planner.stopped": EventKind(logging.DEBUG, "the planner stopped, term {term}", TermEvent),
+    "planner.stream_opened": EventKind(logging.INFO, "the change stream is open, for {tasks}", StreamOpened),
     "planner.stream_error": EventKind(
         logging.WARNING, "the change stream broke and is reopened: {error}", Failure
     ),
@@ -261,21 +128,26 @@ EVENTS: Mapping[str, EventKind] = {
     ),
     "planner.history_lost": EventKind(
         logging.ERROR,
-        "the server no longer has the stream's position: starting afresh, with a reconciliation",
+        "the server no longer has the stream's position, starting afresh with a reconciliation: {error}",
         Failure,
     ),
+    "planner.planned": EventKind(logging.DEBUG, "planned {count} documents", CountEvent),
     "planner.batch_failed": EventKind(
-        logging.WARNING, "a batch of {count} could not be planned yet: {error}", BatchFailure
+        logging.WARNING, "planning failed and is tried again, {count} documents: {error}", BatchFailure
     ),
     "planner.parked": EventKind(
-        logging.ERROR, "document {doc_id!r} of {source} could not be planned: {error}", DocumentParked
+        logging.ERROR,
+        "task {task}: document {doc_id!r} of {source} could not be planned: {error}",
+        DocumentParked,
     ),
-    "planner.planned": EventKind(logging.DEBUG, "planned {count} documents", DocumentsPlanned),
     "planner.source_gone": EventKind(
         logging.WARNING, "collection {source} was dropped or renamed", SourceEvent
     ),
     "signal.failed": EventKind(
         logging.DEBUG, "signals between instances don't work now, looks serve instead: {error}", Failure
+    ),
+    "reconciliation.requested": EventKind(
+        logging.INFO, "a reconciliation of {tasks} was asked for", TasksEvent
     ),
     "reconciliation.started": EventKind(
         logging.INFO, "reconciling {source} for {tasks}", ReconciliationEvent
@@ -284,10 +156,11 @@ EVENTS: Mapping[str, EventKind] = {
         logging.INFO, "reconciled {source}: {documents} documents", ReconciliationProgress
     ),
     "cleanup.deleted": EventKind(
-        logging.INFO, "deleted {count} orphaned records of task {task}", TaskRecords
+        logging.DEBUG, "deleted {count} orphaned records of task {task}", TaskRecords
     ),
+    "cleanup.finished": EventKind(logging.INFO, "cleaned up: {count} orphaned records deleted", CountEvent),
     "evolution.reprocessed": EventKind(
-        logging.INFO, "records of task {task} run again with handler version {version}", TaskReprocessed
+        logging.INFO, "records of task {task} run again with handler version {version}", TaskVersion
     ),
     "part.failed": EventKind(logging.ERROR, "{part} failed and is started again: {error}", PartFailure),
 }

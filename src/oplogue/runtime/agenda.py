@@ -61,6 +61,10 @@ class Agenda:
         self.hold_back(name)
         self._throttled_until[name] = self._clock.monotonic() + seconds
 
+    def is_throttled(self, name: str) -> bool:
+        """Whether the task is throttled on this instance."""
+        return self._throttled_until.get(name, 0.0) > self._clock.monotonic()
+
     def hold_back(self, name: str) -> None:
         """Claims of this task that are under way come too late."""
         self._held_back_at[name] = self._clock.monotonic()

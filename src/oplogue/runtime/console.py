@@ -11,7 +11,9 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
+from oplogue.clock import Clock
 from oplogue.model.definition import Namespace
+from oplogue.runtime.bus import Bus
 from oplogue.runtime.desk import Desk
 from oplogue.store import Client
 from oplogue.store.connection import check_server, database_name, make_client, uri_or_environment
@@ -37,7 +39,7 @@ class Console:
     def __init__(
         self, client: Client, database: str, *, globals_collection: str = GLOBALS_COLLECTION
     ) -> None:
-        globals_ = Namespace(database, globals_collection)
+        globals_, clock = Namespace(database, globals_collection), Clock()
         self.client: Client = client
         self.globals: Namespace = globals_
         self.definitions: Definitions = Definitions(client, globals_, bound=_BOUND)
@@ -51,6 +53,8 @@ class Console:
             operations=Operations(client, database),
             controls=self.controls,
             tell=self._tell,
+            bus=Bus(clock, _NAME),
+            clock=clock,
         )
 
     async def _tell(self, topic: Topic, names: Iterable[str]) -> None:

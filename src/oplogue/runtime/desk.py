@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
+from oplogue.clock import Clock
 from oplogue.errors import ConfigurationError, UnknownTaskError
 from oplogue.model.checks import whole
 from oplogue.model.definition import Namespace, TaskDefinition
 from oplogue.model.durations import DurationLike, parse_duration
 from oplogue.model.record import Page
 from oplogue.model.states import Status
+from oplogue.runtime.bus import Bus
 from oplogue.store.controls import Controls
 from oplogue.store.definitions import Definitions
 from oplogue.store.operations import Operations, Order, RecordFilter
@@ -45,11 +47,15 @@ class Desk:
         operations: Operations,
         controls: Controls,
         tell: Callable[[Topic, Iterable[str]], Awaitable[None]],
+        bus: Bus,
+        clock: Clock,
     ) -> None:
         self._definitions = definitions
         self._operations = operations
         self._controls = controls
         self._tell = tell
+        self._bus = bus
+        self._clock = clock
 
     async def tasks(self) -> tuple[TaskDefinition, ...]:
         """The definitions in force, of all instances."""
@@ -68,29 +74,40 @@ class Desk:
     async def retry(self, which: RecordFilter, progress: Progress = _silent) -> int:
         """Run records again; how many."""
         sources = await self._sources(which.tasks)
-        names = sorted(name for names in sources.values() for name in names)
+        names = _names(sources)
         total = 0
-        async with aclosing(self._operations.retry(sources, which)) as batches:
-            async for count in batches:
-                if count:
-                    await self._tell(Topic.WORK, names)
-                total += count
-                progress(total)
+        try:
+            async with aclosing(self._operations.retry(sources, which)) as batches:
+                async for count in batches:
+                    if count:
+                        await self._tell(Topic.WORK, names)
+                    total += count
+                    progress(total)
+        finally:
+            # Also what was done before something failed.
+            if total:
+                self._bus.emit("records.retried", count=total, tasks=names)
         return total
 
     async def delete(self, which: RecordFilter, progress: Progress = _silent) -> int:
         """Delete records; how many."""
+        sources = await self._sources(which.tasks)
         total = 0
-        async with aclosing(self._operations.delete(await self._sources(which.tasks), which)) as batches:
-            async for count in batches:
-                total += count
-                progress(total)
+        try:
+            async with aclosing(self._operations.delete(sources, which)) as batches:
+                async for count in batches:
+                    total += count
+                    progress(total)
+        finally:
+            if total:
+                self._bus.emit("records.deleted", count=total, tasks=_names(sources))
         return total
 
     async def reconcile(self, tasks: OneOrMany) -> None:
         """Plan every document of these tasks, or of all, once more."""
         names = [definition.task for definition in await self._known(_many(tasks, "task"))]
         await self._definitions.to_be_reconciled(names)
+        self._bus.emit("reconciliation.requested", tasks=names)
         await self._tell(Topic.DEFINITIONS, names)
 
     async def pause(self, task: str, until: DurationLike | datetime | None) -> None:
@@ -101,12 +118,15 @@ class Desk:
         else:
             moment = parse_duration(until, option="until")
         await self._controls.pause(task, moment)
+        ends = self._clock.now() + moment if isinstance(moment, timedelta) else moment
+        self._bus.emit("task.paused", task=task, until=ends)
         await self._tell(Topic.CONTROLS, [task])
 
     async def resume(self, task: str) -> None:
         """Let the task run again."""
         await self._known([task])
         await self._controls.resume(task)
+        self._bus.emit("task.resumed", task=task)
         await self._tell(Topic.RESUMED, [task])
 
     async def _known(self, names: Sequence[str] | None) -> list[TaskDefinition]:
@@ -121,6 +141,10 @@ class Desk:
         for definition in await self._known(names):
             sources.setdefault(definition.source, []).append(definition.task)
         return sources
+
+
+def _names(sources: Mapping[Namespace, list[str]]) -> list[str]:
+    return sorted(name for names in sources.values() for name in names)
 
 
 def record_filter(

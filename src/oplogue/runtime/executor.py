@@ -30,7 +30,7 @@ from oplogue.clock import Clock
 from oplogue.model.outcomes import Outcome, Released, Succeeded
 from oplogue.runtime.agenda import LONGEST_REST, Agenda
 from oplogue.runtime.bus import Bus
-from oplogue.runtime.context import Moment, Run
+from oplogue.runtime.context import Moment, Run, Scope
 from oplogue.runtime.leases import LeaseBook
 from oplogue.runtime.parts import keep_running
 from oplogue.runtime.settings import Settings
@@ -101,7 +101,7 @@ class Executor:
         await self._settler.stop(self._settings.lease.total_seconds())
 
     async def _cut_short(self) -> None:
-        self._bus.emit("instance.shutdown_timeout", count=len(self._running))
+        self._bus.emit("instance.shutdown_timeout", count=len(self._running), tasks=self.running_tasks)
         until = self._clock.monotonic() + self._settings.bound.total_seconds()
         while self._running and self._clock.monotonic() < until:
             for run, task in list(self._running.items()):
@@ -117,11 +117,13 @@ class Executor:
         if self._agenda.warm(names):
             self._stirred.set()
 
-    def throttle(self, name: str, until: Moment) -> None:
+    def throttle(self, name: str, until: Moment, scope: Scope) -> None:
         """Start no run of this task until then, on this instance. What is claimed and not started is given back."""
         seconds = _seconds(until, self._clock.now())
+        # Handlers that run side by side meet the same limit: the first one's word for it is enough.
+        if not self._agenda.is_throttled(name):
+            self._bus.emit("task.throttled", task=name, seconds=seconds, scope=scope)
         self._agenda.throttle(name, seconds)
-        self._bus.emit("task.throttled", task=name, seconds=seconds)
         self._release(name)
 
     def hold_back(self, names: Iterable[str]) -> None:
@@ -155,6 +157,11 @@ class Executor:
     def slots_in_use(self) -> int:
         """How many handlers run now."""
         return len(self._running)
+
+    @property
+    def running_tasks(self) -> list[str]:
+        """The names of the tasks whose handlers run now."""
+        return sorted({run.record.task for run in self._running})
 
     # -- claiming
 

@@ -97,6 +97,7 @@ class Follower:
         self._stream = ChangeStream(client, target, pipeline, patience=PATIENCE, bound=bound)
         # A leader whose planner makes no progress is not renewed: it beats several times in a lease.
         self._patience = min(PATIENCE, bound / 2).total_seconds()
+        self._names = sorted(task.definition.task for task in tasks)
         self._office = office
         self._planner = planner
         self._leadership = leadership
@@ -168,12 +169,15 @@ class Follower:
                 batch = await self._stream.open(position)
             except (StoreError, TimeoutError) as again:
                 check_cancelled()
-                if not _may_resume(again):
+                if _may_resume(again):
+                    self._bus.emit("planner.stream_error", error=describe(again))
+                else:
                     position = await self._next_best(position, again)
                 self._office.check()
                 await self._clock.sleep(pause * (0.5 + self._clock.random()))
                 pause = min(2 * pause, 2.0)
                 continue
+            self._bus.emit("planner.stream_opened", term=self._office.term.number, tasks=self._names)
             await self._planner.take(batch)
             return
 

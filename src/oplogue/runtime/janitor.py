@@ -72,6 +72,8 @@ class Janitor:
             definition = stored.planned.definition
             if source is None or definition.source == source:
                 total += await self._sweep(definition)
+        if source is None:
+            self._bus.emit("cleanup.finished", count=total)
         return total
 
     async def _sweep(self, definition: TaskDefinition, doc_ids: list[Any] | None = None) -> int:

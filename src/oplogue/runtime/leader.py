@@ -30,7 +30,7 @@ from oplogue.clock import Clock
 from oplogue.errors import LeadershipLostError
 from oplogue.runtime.bus import Bus
 from oplogue.runtime.office import Office
-from oplogue.runtime.parts import end, keep_running
+from oplogue.runtime.parts import end, keep_running, report
 from oplogue.runtime.settings import Settings
 from oplogue.store.faults import StoreError, describe
 from oplogue.store.leadership import Leadership, Term
@@ -136,4 +136,4 @@ class Leader:
         try:
             await self._leadership.resign(office.term)
         except StoreError as error:
-            self._bus.emit("part.failed", part="resignation", error=describe(error))
+            report(self._bus, "resignation", error)

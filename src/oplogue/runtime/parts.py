@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from oplogue.clock import Clock
 from oplogue.runtime.bus import Bus
-from oplogue.store.faults import describe
+from oplogue.store.faults import StoreError, describe
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 _CANCEL_AGAIN = 0.2
-_LOGGER = logging.getLogger("oplogue.part")
 
 
 def keep_running(
@@ -27,10 +25,9 @@ def keep_running(
             started = clock.monotonic()
             try:
                 await run()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - the one place that outlives anything
                 check_cancelled()
-                bus.emit("part.failed", part=part, error=describe(error))
-                _LOGGER.debug("%s failed", part, exc_info=True)
+                report(bus, part, error)
             else:
                 return
             if clock.monotonic() - started > _LONGEST_PAUSE:
@@ -39,6 +36,12 @@ def keep_running(
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     return asyncio.create_task(outlive(), name=f"oplogue-{part}")
+
+
+def report(bus: Bus, part: str, error: Exception) -> None:
+    """Say that a part failed; where it was not the database, also where in the code."""
+    unexpected = None if isinstance(error, StoreError) else error
+    bus.emit("part.failed", part=part, error=describe(error), exception=unexpected)
 
 
 async def end(*tasks: asyncio.Future[Any] | None) -> None:

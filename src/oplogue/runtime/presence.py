@@ -13,10 +13,10 @@ from datetime import timedelta
 from oplogue.clock import Clock
 from oplogue.model.definition import TaskDefinition
 from oplogue.runtime.bus import Bus
-from oplogue.runtime.parts import end, keep_running
+from oplogue.runtime.parts import end, keep_running, report
 from oplogue.store.controls import Control, Controls
 from oplogue.store.definitions import Definitions, trigger_hash
-from oplogue.store.faults import StoreError, describe
+from oplogue.store.faults import StoreError
 from oplogue.store.instances import Carried, Instances, LiveInstance
 
 
@@ -51,6 +51,7 @@ class Presence:
         self._ensure_indexes = ensure_indexes
         self._bus = bus
         self._clock = clock
+        self._gates: dict[str, int] = {}
         self._task: asyncio.Task[None] | None = None
         self.alone: bool = False
         """Whether no other instance is known to be alive: nobody listens to signals."""
@@ -71,7 +72,7 @@ class Presence:
         try:
             await self._instances.leave(self._instance_id)
         except StoreError as error:
-            self._bus.emit("part.failed", part="presence", error=describe(error))
+            report(self._bus, "presence", error)
 
     async def _loop(self) -> None:
         while True:
@@ -107,5 +108,12 @@ class Presence:
                 (live.carries[name].version for live in others if name in live.carries), default=version
             )
             gate = version if definition.evolution.on_handler_version_change != "none" else 0
-            if version >= highest and controls.get(name, Control()).version != gate:
+            set_before = controls.get(name, Control()).version
+            if version >= highest and set_before != gate:
                 await self._controls.set_gate(name, gate)
+            self._note_gate(name, set_before if version < highest else gate, version)
+
+    def _note_gate(self, name: str, gate: int, version: int) -> None:
+        if gate > version and self._gates.get(name) != gate:
+            self._bus.emit("task.superseded", task=name, version=gate)
+        self._gates[name] = gate

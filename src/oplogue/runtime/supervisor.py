@@ -29,7 +29,7 @@ from oplogue.runtime.leases import LeaseBook
 from oplogue.runtime.lock import Lock
 from oplogue.runtime.messenger import Messenger
 from oplogue.runtime.office import Office
-from oplogue.runtime.parts import check_cancelled, end, keep_running
+from oplogue.runtime.parts import check_cancelled, end, keep_running, report
 from oplogue.runtime.planner import Planner
 from oplogue.runtime.presence import Presence
 from oplogue.runtime.pulse import Pulse
@@ -45,7 +45,7 @@ from oplogue.store.controls import Controls as StoredControls
 from oplogue.store.definitions import Definitions, StoredTask, trigger_hash
 from oplogue.store.documents import SourceDocuments
 from oplogue.store.evolution import Evolution, Reprocessing
-from oplogue.store.faults import StoreError, describe
+from oplogue.store.faults import StoreError
 from oplogue.store.fields import list_in
 from oplogue.store.instances import Instances
 from oplogue.store.leadership import Leadership
@@ -124,6 +124,8 @@ class Supervisor:
             operations=Operations(client, database),
             controls=self._controls,
             tell=self._tell,
+            bus=bus,
+            clock=clock,
         )
         """What operators ask for."""
         self.janitor: Janitor = Janitor(
@@ -167,6 +169,9 @@ class Supervisor:
     async def stop(self) -> None:
         """Stop planning, let another lead, finish what runs, write its outcomes."""
         self._phase = Phase.STOPPING
+        self._bus.emit(
+            "instance.stopping", count=self._executor.slots_in_use, tasks=self._executor.running_tasks
+        )
         led = self._leader.leads
         await self._leader.stop()
         if led:
@@ -247,7 +252,7 @@ class Supervisor:
         self._leases.drop(run)
 
     def _throttle(self, task: str, until: Moment, scope: Scope) -> None:
-        self._executor.throttle(task, until)
+        self._executor.throttle(task, until, scope)
         if scope == "cluster":
             self._run_errand(self._throttle_cluster(task, until), "throttle")
 
@@ -268,7 +273,7 @@ class Supervisor:
             try:
                 await errand
             except StoreError as error:
-                self._bus.emit("part.failed", part=part, error=describe(error))
+                report(self._bus, part, error)
 
         task = asyncio.create_task(run(), name=f"oplogue-{part}")
         self._errands.add(task)
@@ -389,7 +394,7 @@ class Supervisor:
                 now = await self._definitions.all()
             except StoreError as error:
                 check_cancelled()
-                self._bus.emit("part.failed", part="definitions", error=describe(error))
+                report(self._bus, "definitions", error)
                 continue
             if _defined(now) != _defined(known) or _unreconciled(now) - _unreconciled(known):
                 self._redefined.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -38,6 +39,12 @@ UNSENDABLE = 10334
 _DOCUMENTS = {10334, 17419, 17420, 51132}
 _NO_UNIQUE_INDEX = 51183
 _PRIVILEGES = {13, 18, 8000}
+
+# What the driver adds to a message: its settings; its view of every member, or the answer, with the error once more.
+_NOISE = re.compile(
+    r" \(configured timeouts: [^)]*\)|, Timeout: [\d.]+s, Topology Description: .*|, full error: .*",
+    re.DOTALL,
+)
 
 StoreError = PyMongoError
 """What an operation of the store may raise besides Oplogue's own errors."""
@@ -99,7 +106,7 @@ def describe(error: BaseException) -> str:
     """One line for logs and records: the class, the code and the message, without the server's whole answer."""
     code = getattr(error, "code", None)
     number = f" {code}" if isinstance(code, int) else ""
-    text = str(error).partition(", full error: ")[0]
+    text = _NOISE.sub("", str(error))
     if isinstance(error, BulkWriteError):
         text = next((str(failed.get("errmsg")) for failed in _failed_writes(error)), text)
     return f"{type(error).__name__}{number}: {text.splitlines()[0] if text else ''}"[:500]

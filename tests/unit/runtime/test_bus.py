@@ -10,7 +10,7 @@ import pytest
 
 from oplogue.clock import Clock
 from oplogue.errors import ConfigurationError
-from oplogue.events import Event, RunEvent, RunFailed, TaskEvent
+from oplogue.events import Event, Failure, RunEvent, RunFailed, TaskEvent
 from oplogue.model.events import EVENTS
 from oplogue.runtime.bus import Bus
 
@@ -161,6 +161,39 @@ def test_a_filter_of_the_log_that_raises_does_not_reach_the_engine(
     finally:
         logger.removeFilter(broken)
     assert "LookupError: no request" in capsys.readouterr().err
+
+
+class _Steps(Clock):
+    """A clock that stands still until it is moved."""
+
+    at = 0.0
+
+    def monotonic(self) -> float:
+        return self.at
+
+
+def test_failures_that_repeat_themselves_are_written_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    clock = _Steps()
+    bus, heard = Bus(clock, "here"), list[Failure]()
+    bus.subscribe("claim.failed", heard.append)
+    for _ in range(5):
+        bus.emit("claim.failed", source="shop.orders", error="AutoReconnect: gone")
+    bus.emit("claim.failed", source="shop.users", error="AutoReconnect: gone")
+    bus.emit("claim.failed", source="shop.orders", error="OperationFailure 13: no")
+    clock.at += 61
+    bus.emit("claim.failed", source="shop.orders", error="AutoReconnect: gone")
+    clock.at += 61
+    bus.emit("claim.failed", source="shop.orders", error="AutoReconnect: gone")
+    again = "claiming from shop.orders failed: AutoReconnect: gone"
+    assert [line.getMessage() for line in caplog.records] == [
+        again,
+        "claiming from shop.users failed: AutoReconnect: gone",
+        "claiming from shop.orders failed: OperationFailure 13: no",
+        f"{again} (4 more like this since it was last said)",
+        again,
+    ]
+    assert len(heard) == 9
+    assert bus.counts["claim.failed"] == 9
 
 
 def _takes_nothing() -> None: ...
