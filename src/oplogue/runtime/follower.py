@@ -6,6 +6,8 @@ What an error of the stream means:
 the history is gone       (286) a fresh start of the stream, and every task is reconciled
 any other refusal         reopened by the cluster time of that position; inclusive, so nothing is lost;
                           refused again: a fresh start and a reconciliation. Never the same token twice
+no privilege, or a        reported and tried again, slower each time: nothing is lost by it, and nothing
+fresh start is refused    would be won by another position
 a passing failure         reopened at the last position that was acknowledged, slower each time
 silence                   an answer is due after each wait, with or without events; a stream that misses a few
                           is broken
@@ -36,7 +38,15 @@ from oplogue.runtime.bus import Bus
 from oplogue.runtime.office import Office
 from oplogue.runtime.parts import check_cancelled, end
 from oplogue.store import Client, ClusterTime
-from oplogue.store.faults import FELL_BEHIND, HISTORY_LOST, OperationFailure, StoreError, describe, is_passing
+from oplogue.store.faults import (
+    FELL_BEHIND,
+    HISTORY_LOST,
+    OperationFailure,
+    StoreError,
+    describe,
+    is_forbidden,
+    is_passing,
+)
 from oplogue.store.leadership import Leadership
 from oplogue.store.plans import PlannedTask
 from oplogue.store.stream import (
@@ -107,6 +117,7 @@ class Follower:
         self._bus = bus
         self._clock = clock
         self._acknowledged: Position | None = None
+        self._fresh: Position | None = None
         self._saved_at = 0.0
         self._behind = False
         self._saving: asyncio.Task[None] | None = None
@@ -182,11 +193,16 @@ class Follower:
             return
 
     async def _next_best(self, refused: Position, error: BaseException) -> Position:
-        lost = isinstance(error, OperationFailure) and error.code == HISTORY_LOST
-        if refused.token is not None and not lost:
+        if isinstance(error, OperationFailure) and error.code == HISTORY_LOST:
+            return await self._afresh(describe(error))
+        # A privilege that is missing, or a refusal of a fresh start: it is not the position that is wrong.
+        if is_forbidden(error) or refused is self._fresh:
             self._bus.emit("planner.stream_error", error=describe(error))
-            return Position(refused.time)
-        return await self._afresh(describe(error))
+            return refused
+        if refused.token is None:
+            return await self._afresh(describe(error))
+        self._bus.emit("planner.stream_error", error=describe(error))
+        return Position(refused.time)
 
     async def _afresh(self, reason: str) -> Position:
         """Begin anew, now; all is to be reconciled. Noted before the position is saved: a crash repeats the note."""
@@ -194,7 +210,7 @@ class Follower:
         await self._history_lost(reason)
         fresh = Position(now)
         await self._leadership.save(self._office.term, fresh.stored(self._follows, self._office.term.number))
-        self._acknowledged = fresh
+        self._acknowledged = self._fresh = fresh
         return fresh
 
     async def _plan_on(self) -> None:

@@ -52,6 +52,7 @@ from oplogue.store.leadership import Leadership
 from oplogue.store.locks import Locks
 from oplogue.store.operations import Operations
 from oplogue.store.planning import Planning
+from oplogue.store.privileges import check_stream, permitted
 from oplogue.store.scans import Range, Scans
 from oplogue.store.signals import Signal, Signals, Topic
 from oplogue.store.stream import operation_time
@@ -148,12 +149,10 @@ class Supervisor:
         """Ready: definitions checked by the server, indexes there, leading or not."""
         self._phase = Phase.STARTING
         self._pulse.start()
-        await check_server(self._client, bound=self._settings.bound)
-        for task in self._tasks:
-            source = task.definition.source
-            await SourceDocuments(self._client, source, bound=self._settings.bound).check(task.definition)
-        await self._ensure_indexes()
-        await self._presence.start()
+        with permitted():
+            await self._check()
+            await self._ensure_indexes()
+            await self._presence.start()
         await self._messenger.start(self._settings.bound.total_seconds())
         self._messenger.say(Topic.PRESENCE)
         await self.janitor.start()
@@ -200,6 +199,16 @@ class Supervisor:
             loop_silent=since(self._pulse.beat_at),
             renewal_silent=since(self._renewal.round_at),
             database_silent=since(self._presence.answered_at),
+        )
+
+    async def _check(self) -> None:
+        """What only the server can say."""
+        bound = self._settings.bound
+        await check_server(self._client, bound=bound)
+        for task in self._tasks:
+            await SourceDocuments(self._client, task.definition.source, bound=bound).check(task.definition)
+        await check_stream(
+            self._client, {task.definition.source.database for task in self._tasks}, bound=bound
         )
 
     async def _ensure_indexes(self) -> None:

@@ -201,3 +201,20 @@ async def test_without_history_the_stream_starts_afresh_and_says_so(scene: Scene
         await scene.rig.documents.insert_one({"_id": 1, "status": "paid"})
         await scene.notes.until(lambda: scene.notes.ids == [1])
     assert "286" in scene.lost[0]
+
+
+@pytest.mark.parametrize(("code", "afresh"), [(13, 0), (73, 1)], ids=["no privilege", "refused for good"])
+async def test_a_refusal_that_no_position_mends_is_no_loss_of_history(
+    scene: Scene, code: int, afresh: int
+) -> None:
+    async with following(scene):
+        namespace = f"{scene.rig.db.name}.$cmd.aggregate"
+        refuse = {"failCommands": ["getMore", "aggregate"], "errorCode": code, "namespace": namespace}
+        await scene.rig.client.admin.command(
+            {"configureFailPoint": "failCommand", "mode": {"times": 5}, "data": refuse}
+        )
+        # Of the five answers one breaks the stream, the others are refusals to open it again.
+        await scene.notes.until(lambda: len(scene.errors) >= 5 - afresh)
+        await scene.rig.documents.insert_one({"_id": 1, "status": "paid"})
+        await scene.notes.until(lambda: scene.notes.ids == [1])
+    assert len(scene.lost) == afresh

@@ -313,6 +313,26 @@ async def test_a_uuid_that_the_client_can_not_write_is_refused_at_start(stage: S
         _ = stage.app.client
 
 
+@pytest.mark.parametrize(
+    ("command", "passed_over"),
+    [("aggregate", 0), ("aggregate", 2), ("createIndexes", 0)],
+    ids=["the documents", "the change stream", "the indexes"],
+)
+async def test_a_privilege_that_is_missing_is_told_at_start(
+    stage: Stage, client: AsyncMongoClient[Document], command: str, passed_over: int
+) -> None:
+    define(stage)
+    forbid = {"failCommands": [command], "errorCode": 13, "appName": "oplogue"}
+    await client.admin.command(
+        {"configureFailPoint": "failCommand", "mode": {"skip": passed_over}, "data": forbid}
+    )
+    try:
+        with pytest.raises(ConfigurationError, match="the server forbids it: OperationFailure 13"):
+            await stage.app.start()
+    finally:
+        await client.admin.command({"configureFailPoint": "failCommand", "mode": "off"})
+
+
 async def test_a_start_that_failed_leaves_nothing_behind(make_stage: MakeStage, orders: Orders) -> None:
     refused = make_stage()
     define(refused, filter={"total": {"$nonsense": 1}})
