@@ -80,6 +80,9 @@ EVENTS: Mapping[str, EventKind] = {
         "task {task} of {doc_id!r} lost its lease: nothing of this run is written",
         RunEvent,
     ),
+    "task.released": EventKind(
+        logging.DEBUG, "task {task} of {doc_id!r} was cut short when the instance stopped", RunEvent
+    ),
     "task.dead_letter": EventKind(
         logging.ERROR,
         "task {task}: {count} records failed for good, their process died or was cut off each time",

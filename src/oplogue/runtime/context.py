@@ -63,6 +63,8 @@ class Run:
     claimed_at: float = 0.0
     deadline: float | None = None
     """When its task's timeout passes, once it runs: renewal ends then."""
+    started: bool = False
+    """Whether its handler was called."""
     lost: bool = False
     timed_out: bool = False
     deferral: Moment | None = None

@@ -175,7 +175,7 @@ class ReactiveSource:
     async def execute(self, run: Run) -> Outcome | None:
         """Run the handler inside the middleware; the outcome is what the run came to, whatever was raised."""
         record, timer = run.record, None
-        run.elapsed_ms = _stopwatch(self._clock)
+        run.started, run.elapsed_ms = True, _stopwatch(self._clock)
         self._bus.emit("task.started", task=record.task, doc_id=record.doc_id, attempt=record.attempts)
         if run.definition.timeout is not None:
             timer = self._time_out(run, run.definition.timeout.total_seconds())
@@ -297,8 +297,10 @@ class ReactiveSource:
             case Reason.DEFERRED:
                 seconds = self._seconds_until(transition)
                 emit("task.deferred", task=task, doc_id=doc_id, attempt=attempt, seconds=seconds)
+            case Reason.RELEASED if run.started:
+                emit("task.released", task=task, doc_id=doc_id, attempt=attempt)
             case Reason.RELEASED:
-                pass
+                pass  # claimed, and given back: nothing has happened to it
 
     def _seconds_until(self, transition: Transition) -> float:
         if transition.run_at is not None:

@@ -206,6 +206,26 @@ async def test_an_instance_that_stops_says_what_still_runs(make_stage: MakeStage
         ("instance.stopping", 2, ["sync"]),
         ("instance.shutdown_timeout", 2, ["sync"]),
     ]
+    assert {event.fields["doc_id"] for event in stage.heard("task.released")} == {1, 2}
+
+
+async def test_what_was_claimed_and_never_started_is_given_back_in_silence(
+    make_stage: MakeStage, orders: Orders
+) -> None:
+    stage, gate = make_stage(concurrency=1), Gate()
+
+    @stage.app.reactive_task(collection="orders", debounce=0)
+    async def sync(ctx: Context) -> None:
+        await gate()
+
+    await orders.insert_many([{"_id": id_} for id_ in range(10)])
+    await stage.app.start()
+    await gate.reached()
+    gate.open()
+    await stage.next("task.completed")
+    await stage.app.stop()
+    assert not stage.heard("task.released")
+    assert len(stage.heard("task.started")) == len(stage.heard("task.completed"))
 
 
 async def test_an_instance_with_older_code_says_that_it_leaves_a_task_to_newer(make_stage: MakeStage) -> None:

@@ -1,0 +1,69 @@
+"""What pages say of their own output."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+
+from tests.acceptance.test_readme import ROOT, code_of, run
+
+from oplogue.model.events import EVENTS
+
+LOGGING = "docs/how-to/logging.md"
+
+
+def test_the_recipe_for_json_writes_the_fields_of_events(tmp_path: Path, database_uri: str) -> None:
+    ended = run(code_of(LOGGING), tmp_path, database_uri)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    lines = [json.loads(line) for line in ended.stdout.splitlines()]
+    (failed,) = [line for line in lines if line.get("code") == "task.failed"]
+    assert (
+        failed.items()
+        >= {
+            "level": "ERROR",
+            "logger": "oplogue.task",
+            "task": "ship",
+            "doc_id": 1,
+            "attempt": 1,
+            "error": "RuntimeError: no parcels left",
+        }.items()
+    )
+    assert "raise RuntimeError" in failed["traceback"]
+    assert {line["code"] for line in lines} <= EVENTS.keys()
+    assert all(line["instance_id"] == failed["instance_id"] for line in lines)
+
+
+def test_the_page_of_logging_names_every_logger() -> None:
+    text = (ROOT / LOGGING).read_text(encoding="utf-8")
+    named = set(re.findall(r"`(oplogue\.\w+)`", text.partition("| logger |")[2].partition("\n\n")[0]))
+    assert named == {f"oplogue.{code.partition('.')[0]}" for code in EVENTS}
+
+
+def test_a_normal_run_says_each_thing_once(tmp_path: Path, database_uri: str) -> None:
+    code = """
+import asyncio, logging
+from oplogue import App, Context
+
+logging.basicConfig(level=logging.INFO, format="%(levelname)s %(code)s")
+app, done = App(), asyncio.Event()
+
+@app.reactive_task(collection="orders", debounce=0)
+async def ship(ctx: Context) -> None:
+    if ctx.doc_id == 99:
+        done.set()
+
+async def main() -> None:
+    async with app:
+        await app.database["orders"].insert_many([{"_id": id_} for id_ in range(100)])
+        await app.database["orders"].delete_many({"_id": {"$lt": 50}})
+        await done.wait()
+
+asyncio.run(main())
+"""
+    ended = run(code, tmp_path, database_uri)
+    assert ended.returncode == 0
+    said = ended.stderr.splitlines()
+    assert len(said) == len(set(said)), said
+    assert {line.partition(" ")[0] for line in said} == {logging.getLevelName(logging.INFO)}
