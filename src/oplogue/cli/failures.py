@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from oplogue.errors import ConfigurationError, OplogueError
-from oplogue.store.faults import StoreError, describe
+from oplogue.errors import ConfigurationError, OplogueError, UnknownTaskError
 
 OK, WRONG, USAGE, INTERRUPTED = 0, 1, 2, 130
 """Exit codes: all is well, the operation found something wrong, wrong usage, interrupted."""
@@ -14,7 +13,7 @@ _CONTEXT = (" (configured timeouts", ", Timeout: ")
 
 def code_of(error: BaseException) -> int:
     """The exit code that an error comes to."""
-    return USAGE if isinstance(error, ConfigurationError) else WRONG
+    return USAGE if isinstance(error, (ConfigurationError, UnknownTaskError)) else WRONG
 
 
 def told(error: BaseException) -> str:
@@ -25,6 +24,8 @@ def told(error: BaseException) -> str:
     """
     if isinstance(error, OplogueError):
         return " ".join(str(error).split())
+    from oplogue.store.faults import StoreError, describe  # help and mistakes are told without the driver
+
     if isinstance(error, StoreError):
         text = describe(error)
         ends = [text.find(context) for context in _CONTEXT if context in text]

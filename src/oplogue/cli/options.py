@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime, timedelta
 
 from oplogue.errors import ConfigurationError
 
@@ -71,3 +72,47 @@ def address(text: str, *, option: str) -> tuple[str, int]:
             "not an address", option=option, value=text, expected="HOST:PORT, such as 127.0.0.1:8081"
         )
     return host.strip("[]"), number
+
+
+def whole(text: str, option: str, least: int, most: int) -> int:
+    """A whole number in a range."""
+    number = int(text) if text.isascii() and text.isdigit() else least - 1
+    if not least <= number <= most:
+        raise ConfigurationError(
+            "not in range", option=option, value=text, expected=f"a whole number from {least} to {most:,}"
+        )
+    return number
+
+
+def order(text: str) -> tuple[str, int]:
+    """A field to sort by, with a minus for the largest first.
+
+    >>> order("task"), order("-created_at")
+    (('task', 1), ('created_at', -1))
+    """
+    return (text.removeprefix("-"), -1 if text.startswith("-") else 1)
+
+
+def moment(text: str, option: str) -> datetime | timedelta:
+    """A length of time, or a date and time; UTC where it doesn't say.
+
+    >>> moment("2h", "--until"), moment("2030-01-31T08:00", "--until")
+    (datetime.timedelta(seconds=7200), datetime.datetime(2030, 1, 31, 8, 0, tzinfo=datetime.timezone.utc))
+    """
+    from oplogue.model.durations import parse_duration
+
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        pass
+    else:
+        return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    try:
+        return parse_duration(text, option=option)
+    except ConfigurationError:
+        raise ConfigurationError(
+            "neither a length of time nor a date",
+            option=option,
+            value=text,
+            expected="'2h', '1d 12h' or '2030-01-31T08:00Z', say",
+        ) from None

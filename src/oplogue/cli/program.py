@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from oplogue.cli.commands import COMMANDS
+from oplogue.cli.commands import COMMANDS, GROUPS
 from oplogue.cli.failures import INTERRUPTED, OK, USAGE, code_of, told
 from oplogue.errors import OplogueError
 
@@ -20,10 +20,12 @@ _UsageError: Any = typer.BadParameter.__base__  # typer 0.29 brings its own clic
 def run(arguments: Sequence[str]) -> int:
     """Run the command that the arguments name; the exit code."""
     debug = "--debug" in arguments
-    words = [word for word in arguments if word != "--debug"]
+    words = [word for word in arguments if word != "--debug"] or ["--help"]
+    if len(words) == 1 and words[0] in GROUPS:
+        words.append("--help")
     command = typer.main.get_command(_program())
     try:
-        code = command.main(words or ["--help"], prog_name="oplogue", standalone_mode=False)
+        code = command.main(words, prog_name="oplogue", standalone_mode=False)
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the end of the line: whatever it is, the user is told
@@ -38,6 +40,11 @@ def _program() -> typer.Typer:
     program.callback(invoke_without_command=True)(_options)
     for command in COMMANDS:
         program.command()(command)
+    for name, (text, commands) in GROUPS.items():
+        group = typer.Typer(rich_markup_mode=None)
+        for word, command in commands.items():
+            group.command(word)(command)
+        program.add_typer(group, name=name, help=text)
     return program
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from oplogue.clock import Clock
 from oplogue.model.definition import Namespace
@@ -19,6 +19,7 @@ from oplogue.store import Client
 from oplogue.store.connection import check_server, database_name, make_client, uri_or_environment
 from oplogue.store.controls import Controls
 from oplogue.store.definitions import Definitions
+from oplogue.store.documents import server_time
 from oplogue.store.faults import StoreError, describe
 from oplogue.store.instances import Instances
 from oplogue.store.leadership import Leadership
@@ -56,6 +57,10 @@ class Console:
             bus=Bus(clock, _NAME),
             clock=clock,
         )
+
+    async def now(self) -> datetime:
+        """The server's time."""
+        return await server_time(self.client, bound=_BOUND)
 
     async def _tell(self, topic: Topic, names: Iterable[str]) -> None:
         try:

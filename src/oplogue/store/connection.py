@@ -77,7 +77,7 @@ def database_name(uri: str | None, client: Client | None, database: str | None) 
     name = database if database is not None else of_uri or of_client
     if name is None:
         raise ConfigurationError(
-            "no database's name", option="database", expected="a name in the URI's path, or database='shop'"
+            "no database's name", option="database", expected="a name in the URI's path, or here: 'shop'"
         )
     return check_database(name, option="database")
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
+from oplogue.cli.commands import tasks
 from oplogue.cli.commands.demo import demo
 from oplogue.cli.commands.worker import worker
 
-COMMANDS: tuple[Callable[..., int], ...] = (demo, worker)
+Command = Callable[..., int]
+
+COMMANDS: Sequence[Command] = (demo, worker)
 """In the order of the help."""
+
+GROUPS: Mapping[str, tuple[str, Mapping[str, Command]]] = {"tasks": (tasks.HELP, tasks.COMMANDS)}
+"""Commands of a second word: the group's help, and its commands."""
