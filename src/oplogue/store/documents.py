@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import bson
@@ -124,15 +126,17 @@ async def server_time(client: Client, *, bound: timedelta) -> datetime:
 def key_of(id_: Any) -> Any:
     """A dictionary key that is equal where the server finds two ids equal, for all usual ids.
 
-    Python finds ``True`` and ``1`` equal where the server does not; documents and binaries aren't hashable.
+    Python finds ``True`` and ``1`` equal where the server does not, and NaN different from itself; documents and
+    binaries aren't hashable.
     """
     if isinstance(id_, bool):
         return ("bool", id_)
-    if isinstance(id_, (str, int, float, bson.ObjectId)):
-        return id_
-    if isinstance(id_, bson.Decimal128):
-        number = id_.to_decimal()
-        return number if number.is_finite() else str(number)
+    number = id_.to_decimal() if isinstance(id_, bson.Decimal128) else id_
+    if isinstance(number, (float, Decimal)) and not math.isfinite(number):
+        # "nan", "inf" or "-in", of a double and of a decimal.
+        return ("not finite", str(number)[:3].lower())
+    if isinstance(number, (str, int, float, Decimal, bson.ObjectId)):
+        return number
     return bson.encode({"": id_})
 
 

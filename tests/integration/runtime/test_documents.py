@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from bson import Decimal128
 from pydantic import BaseModel, Field
 from pymongo.asynchronous.collection import AsyncCollection
 from tests.integration.runtime.conftest import MakeStage
@@ -173,3 +174,23 @@ async def test_a_record_planned_under_another_filter_is_verified_before_any_hand
     await new.next("task.completed", doc_id=2)
     await new.next("task.skipped", doc_id=1)
     assert new.heard("task.started", doc_id=1) == []
+
+
+async def test_ids_that_python_finds_alike_or_unlike_are_each_their_own_document(
+    make_stage: MakeStage, orders: Orders
+) -> None:
+    ids = [
+        *(1, True, 1.5, "1", "NaN", float("nan"), float("inf"), float("-inf")),
+        *(Decimal128("2.5"), b"1", {"a": 1}, {"a": [1, 2]}),
+    ]
+    stage = make_stage(concurrency=len(ids))
+    seen: list[tuple[str, str]] = []
+
+    @stage.app.reactive_task(collection="orders", debounce=0)
+    async def _sync(order: dict[str, Any], ctx: Context) -> None:
+        seen.append((repr(order["_id"]), repr(ctx.doc_id)))
+
+    await orders.insert_many([{"_id": id_} for id_ in ids])
+    await stage.app.start()
+    await stage.counted(len(ids), status="completed")
+    assert sorted(seen) == sorted((repr(id_), repr(id_)) for id_ in ids)
