@@ -16,6 +16,7 @@ from oplogue.model.checks import text, whole
 from oplogue.model.definition import Task, TaskDefinition, define_task
 from oplogue.model.durations import DurationLike, parse_duration
 from oplogue.model.health import Health, Phase, Vitals, judge_health
+from oplogue.model.metrics import Reading
 from oplogue.model.policies import CleanupPolicy, Evolution, Monitoring
 from oplogue.model.record import Page
 from oplogue.model.retry import RetryPolicy
@@ -23,6 +24,7 @@ from oplogue.runtime.bus import Bus
 from oplogue.runtime.context import Context
 from oplogue.runtime.desk import OneOrMany, SortLike, record_filter
 from oplogue.runtime.lock import Lock
+from oplogue.runtime.meter import Meter
 from oplogue.runtime.parts import end
 from oplogue.runtime.settings import Middleware, TaskFilter, settings_of
 from oplogue.runtime.subscriptions import Subscriber
@@ -86,6 +88,7 @@ class App:
         )
         self._clock = Clock()
         self._bus = Bus(self._clock, self._settings.instance_id)
+        self._meter = Meter(self._bus)
         self._tasks: dict[str, Task] = {}
         self._client: Client | None = client
         self._supervisor: Supervisor | None = None
@@ -217,6 +220,7 @@ class App:
             database=self._database_name,
             tasks=[Task(sendable(definition, client), task.handler) for task, definition in located],
             settings=self._settings,
+            meter=self._meter,
             bus=self._bus,
             clock=self._clock,
         )
@@ -360,6 +364,24 @@ class App:
     async def run_cleanup(self) -> int:
         """Delete orphaned records now, as their cleanup policies say; how many."""
         return await self._running.janitor.run()
+
+    # -- metrics
+
+    async def get_prometheus_metrics(self) -> bytes | None:
+        """Every metric in Prometheus's text format, as the scrape mode has it; None while monitoring is disabled.
+
+        The header that goes with it is ``oplogue.metrics.CONTENT_TYPE``.
+        """
+        from oplogue.metrics import exposition
+
+        readings = await self.get_metrics()
+        return None if readings is None else exposition(readings)
+
+    async def get_metrics(self) -> tuple[Reading, ...] | None:
+        """The same as numbers, for any other system; needs no extra."""
+        if not self._settings.monitoring.enabled:
+            return None
+        return await self._running.monitor.read()
 
     # -- utilities
 

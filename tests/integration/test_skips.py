@@ -26,6 +26,7 @@ from oplogue.model.definition import Task
 from oplogue.model.policies import Monitoring
 from oplogue.runtime.bus import Bus
 from oplogue.runtime.context import Context, Run
+from oplogue.runtime.meter import Meter
 from oplogue.runtime.reactive import Controls, ReactiveSource
 from oplogue.runtime.settings import Settings
 from oplogue.runtime.work import Ended
@@ -100,6 +101,7 @@ class Worker:
             monitoring=Monitoring(),
         )
         self._rig = rig
+        bus = Bus(clock, "test")
         self._source = ReactiveSource(
             tasks=[task],
             hashes={task.name: planned(task.definition).hash},
@@ -108,7 +110,8 @@ class Worker:
             settings=settings,
             controls=Controls(stop_renewal=_nothing, throttle=_nothing),
             threads=threads,
-            bus=Bus(clock, "test"),
+            meter=Meter(bus),
+            bus=bus,
             clock=clock,
         )
         self._claimed: dict[int, Run] = {}

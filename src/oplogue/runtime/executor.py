@@ -32,6 +32,7 @@ from oplogue.runtime.agenda import LONGEST_REST, Agenda
 from oplogue.runtime.bus import Bus
 from oplogue.runtime.context import Moment, Run, Scope
 from oplogue.runtime.leases import LeaseBook
+from oplogue.runtime.meter import Meter
 from oplogue.runtime.parts import keep_running
 from oplogue.runtime.settings import Settings
 from oplogue.runtime.settler import Settler
@@ -49,16 +50,24 @@ class Executor:
     """Claims and runs the work of several sources on one instance's slots."""
 
     def __init__(
-        self, *, sources: Sequence[Source], settings: Settings, leases: LeaseBook, bus: Bus, clock: Clock
+        self,
+        *,
+        sources: Sequence[Source],
+        settings: Settings,
+        leases: LeaseBook,
+        meter: Meter,
+        bus: Bus,
+        clock: Clock,
     ) -> None:
         self._sources = tuple(sources)
         self._settings = settings
         self._leases = leases
+        self._meter = meter
         self._bus = bus
         self._clock = clock
         kinds = [kind for source in sources for kind in source.kinds]
         self._agenda = Agenda(kinds=kinds, allowed=settings.task_filter, clock=clock)
-        self._settler = Settler(sources=sources, settled=self._settled, bus=bus, clock=clock)
+        self._settler = Settler(sources=sources, settled=self._settled, meter=meter, bus=bus, clock=clock)
         self._source_of = {kind.name: source for source in sources for kind in source.kinds}
         self._buffer: dict[int, deque[Run]] = defaultdict(deque)
         self._buffered = 0
@@ -115,6 +124,7 @@ class Executor:
     def wake(self, names: Iterable[str]) -> None:
         """Records of these tasks are, or will soon be, due."""
         if self._agenda.warm(names):
+            self._meter.woken()
             self._stirred.set()
 
     def throttle(self, name: str, until: Moment, scope: Scope) -> None:
@@ -233,6 +243,7 @@ class Executor:
         except StoreError as error:
             self._bus.emit("claim.failed", source=str(source.namespace), error=describe(error))
             return 0
+        self._meter.claimed(len(runs), self._clock.monotonic() - claimed_at)
         await self._take(source, runs, claimed_at, asked_at)
         return len(runs)
 

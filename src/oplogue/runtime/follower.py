@@ -35,6 +35,7 @@ from oplogue.errors import LeadershipLostError
 from oplogue.model.definition import Namespace
 from oplogue.model.paths import merge_patterns
 from oplogue.runtime.bus import Bus
+from oplogue.runtime.lag import SAVED_WHILE_QUIET, StreamLag
 from oplogue.runtime.office import Office
 from oplogue.runtime.parts import check_cancelled, end
 from oplogue.store import Client, ClusterTime
@@ -50,6 +51,7 @@ from oplogue.store.faults import (
 from oplogue.store.leadership import Leadership
 from oplogue.store.plans import PlannedTask
 from oplogue.store.stream import (
+    Batch,
     ChangeStream,
     Following,
     Position,
@@ -62,7 +64,7 @@ if TYPE_CHECKING:
     from oplogue.runtime.planner import Planner
 
 PATIENCE = timedelta(seconds=1)
-_WHILE_BUSY, _WHILE_QUIET = 1.0, 10.0
+_WHILE_BUSY, _WHILE_QUIET = 1.0, SAVED_WHILE_QUIET.total_seconds()
 
 
 class Background(Protocol):
@@ -88,6 +90,7 @@ class Follower:
         office: Office,
         planner: Planner,
         leadership: Leadership,
+        lag: StreamLag,
         background: Background,
         history_lost: Callable[[str], Awaitable[None]],
         bound: timedelta,
@@ -111,6 +114,7 @@ class Follower:
         self._office = office
         self._planner = planner
         self._leadership = leadership
+        self._lag = lag
         self._background = background
         self._history_lost = history_lost
         self._bound = bound
@@ -138,6 +142,7 @@ class Follower:
         if since is not None:
             position = position.not_after(since)
         self._acknowledged = position
+        self._lag.opened(position, now)
         await self._reopen(None)
 
     async def follow(self, until: asyncio.Event) -> None:
@@ -166,7 +171,7 @@ class Follower:
                 self._bus.emit("planner.stream_error", error=describe(error))
                 await self._reopen(error)
                 continue
-            await self._planner.take(batch)
+            await self._take(batch)
 
     async def _reopen(self, error: BaseException | None) -> None:
         """Open at the acknowledged position; by token while failures pass, then by time, then afresh."""
@@ -189,8 +194,12 @@ class Follower:
                 pause = min(2 * pause, 2.0)
                 continue
             self._bus.emit("planner.stream_opened", term=self._office.term.number, tasks=self._names)
-            await self._planner.take(batch)
+            await self._take(batch)
             return
+
+    async def _take(self, batch: Batch) -> None:
+        self._lag.answered(batch.position, batch.cluster_time)
+        await self._planner.take(batch)
 
     async def _next_best(self, refused: Position, error: BaseException) -> Position:
         if isinstance(error, OperationFailure) and error.code == HISTORY_LOST:
@@ -221,6 +230,7 @@ class Follower:
             patience = self._patience if due_in is None else min(due_in, self._patience)
             position = await self._planner.step(patience)
             if position is not None:
+                self._lag.planned(position)
                 await self._save_in_turn(position)
             if due_in is not None and self._background.due_in() == 0:
                 await self._background.step()
@@ -244,7 +254,7 @@ class Follower:
     async def _save(self, position: Position) -> None:
         stored = position.stored(self._follows, self._office.term.number)
         try:
-            await self._leadership.save(self._office.term, stored)
+            await self._leadership.save(self._office.term, stored, self._lag.behind)
         except LeadershipLostError as error:
             self._office.over = str(error)
         except StoreError as error:

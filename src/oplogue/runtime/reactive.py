@@ -21,6 +21,7 @@ from oplogue.model.record import ClaimedRecord
 from oplogue.model.states import Reason, Transition
 from oplogue.runtime.bus import Bus
 from oplogue.runtime.context import BlockingContext, Context, Moment, Run, Scope
+from oplogue.runtime.meter import Meter
 from oplogue.runtime.settings import Settings
 from oplogue.runtime.work import Ended, Kind
 from oplogue.store import Session
@@ -54,6 +55,7 @@ class ReactiveSource:
         settings: Settings,
         controls: Controls,
         threads: Executor,
+        meter: Meter,
         bus: Bus,
         clock: Clock,
     ) -> None:
@@ -74,6 +76,7 @@ class ReactiveSource:
         self._settings = settings
         self._controls = controls
         self._threads = threads
+        self._meter = meter
         self._bus = bus
         self._clock = clock
 
@@ -267,6 +270,7 @@ class ReactiveSource:
         if transition is None:
             emit("task.lease_lost", task=task, doc_id=doc_id, attempt=attempt)
             return
+        self._meter.run_ended(task, transition)
         took, error, raised = transition.duration_ms, transition.error, run.raised
         match transition.reason:
             case Reason.COMPLETED:

@@ -15,6 +15,7 @@ from oplogue.clock import Clock
 from oplogue.model.definition import Namespace
 from oplogue.model.outcomes import Raised
 from oplogue.runtime.bus import Bus
+from oplogue.runtime.meter import Meter
 from oplogue.runtime.parts import end, keep_running
 from oplogue.runtime.work import Ended, Source
 from oplogue.store.faults import StoreError, describe, is_passing
@@ -27,10 +28,17 @@ class Settler:
     """What has ended and is not written yet."""
 
     def __init__(
-        self, *, sources: Sequence[Source], settled: Callable[[Sequence[Ended]], None], bus: Bus, clock: Clock
+        self,
+        *,
+        sources: Sequence[Source],
+        settled: Callable[[Sequence[Ended]], None],
+        meter: Meter,
+        bus: Bus,
+        clock: Clock,
     ) -> None:
         self._sources = tuple(sources)
         self._settled = settled
+        self._meter = meter
         self._bus = bus
         self._clock = clock
         self._waiting: dict[Namespace, list[Ended]] = {source.namespace: [] for source in sources}
@@ -87,11 +95,13 @@ class Settler:
 
     async def _settle(self, source: Source, group: list[Ended]) -> bool:
         """Write a group; False to try again. A record whose lease is lost meanwhile is left to its new owner."""
+        began_at = self._clock.monotonic()
         try:
             await self._write(source, [ended for ended in group if not ended.run.lost])
         except StoreError as error:
             self._bus.emit("settle.failed", source=str(source.namespace), error=describe(error))
             return False
+        self._meter.settled(self._clock.monotonic() - began_at)
         self.unsettled -= len(group)
         self._measure(len(group))
         self._wrote.set()

@@ -22,13 +22,17 @@ from oplogue.runtime.bus import Bus
 from oplogue.runtime.context import Moment, Run, Scope
 from oplogue.runtime.desk import Desk
 from oplogue.runtime.executor import Executor
-from oplogue.runtime.follower import Follower
+from oplogue.runtime.follower import PATIENCE, Follower
 from oplogue.runtime.janitor import Janitor
+from oplogue.runtime.lag import StreamLag
 from oplogue.runtime.leader import Leader
 from oplogue.runtime.leases import LeaseBook
 from oplogue.runtime.lock import Lock
 from oplogue.runtime.messenger import Messenger
+from oplogue.runtime.meter import Meter
+from oplogue.runtime.monitor import Here, Monitor
 from oplogue.runtime.office import Office
+from oplogue.runtime.overview import Overview
 from oplogue.runtime.parts import check_cancelled, end, keep_running, report
 from oplogue.runtime.planner import Planner
 from oplogue.runtime.presence import Presence
@@ -39,6 +43,7 @@ from oplogue.runtime.renewal import LoopRenewal, Renewal, ThreadRenewal
 from oplogue.runtime.settings import Settings
 from oplogue.runtime.threads import HandlerThreads
 from oplogue.store import Client, ClusterTime
+from oplogue.store.backlog import Backlog
 from oplogue.store.cleanup import Cleanup
 from oplogue.store.connection import check_server
 from oplogue.store.controls import Controls as StoredControls
@@ -47,7 +52,7 @@ from oplogue.store.documents import SourceDocuments
 from oplogue.store.evolution import Evolution, Reprocessing
 from oplogue.store.faults import StoreError
 from oplogue.store.fields import list_in
-from oplogue.store.instances import Instances
+from oplogue.store.instances import Instances, Load
 from oplogue.store.leadership import Leadership
 from oplogue.store.locks import Locks
 from oplogue.store.operations import Operations
@@ -57,6 +62,7 @@ from oplogue.store.scans import Range, Scans
 from oplogue.store.signals import Signal, Signals, Topic
 from oplogue.store.stream import operation_time
 from oplogue.store.tasks import TaskRecords
+from oplogue.store.totals import Totals
 
 _PACE = 0.5
 _PATIENCE = timedelta(seconds=5)
@@ -74,11 +80,13 @@ class Supervisor:
         database: str,
         tasks: Sequence[Task],
         settings: Settings,
+        meter: Meter,
         bus: Bus,
         clock: Clock,
     ) -> None:
         self._client = client
         self._settings = settings
+        self._meter = meter
         self._bus = bus
         self._clock = clock
         self._tasks = tasks
@@ -90,7 +98,12 @@ class Supervisor:
         self._leases = LeaseBook(settings.lease, clock)
         self._records: dict[Namespace, TaskRecords] = {}
         self._executor = Executor(
-            sources=self._sources(), settings=settings, leases=self._leases, bus=bus, clock=clock
+            sources=self._sources(),
+            settings=settings,
+            leases=self._leases,
+            meter=meter,
+            bus=bus,
+            clock=clock,
         )
         self._leader = Leader(
             leadership=self._leadership, govern=self._govern, settings=settings, bus=bus, clock=clock
@@ -98,6 +111,7 @@ class Supervisor:
         self._governing = asyncio.Event()
         self._redefined = asyncio.Event()
         self._since: ClusterTime | None = None
+        self._lag: StreamLag | None = None
         self._instances = Instances(client, self._globals, bound=settings.bound)
         self._controls = StoredControls(client, self._globals, bound=settings.bound)
         self._presence = Presence(
@@ -137,6 +151,8 @@ class Supervisor:
             bus=bus,
             clock=clock,
         )
+        self.monitor: Monitor = self._make_monitor()
+        """What is measured."""
         self._evolution = Evolution(client, self._globals, bound=settings.bound)
         self._errands: set[asyncio.Task[None]] = set()
         self._renewal = self._make_renewal(renewal_uri)
@@ -158,6 +174,7 @@ class Supervisor:
         await self.janitor.start()
         self._renewal.start()
         await self._executor.start()
+        await self.monitor.start()
         await self._leader.start()
         if self._leader.leads:
             # What is written after start() is seen at once, not by the reconciliation.
@@ -177,6 +194,7 @@ class Supervisor:
             self._messenger.say(Topic.VACANCY)
         await self._executor.stop()
         await self._renewal.stop()
+        await self.monitor.stop()
         await self.janitor.stop()
         await self._presence.stop()
         await self._messenger.stop()
@@ -236,6 +254,7 @@ class Supervisor:
             settings=self._settings,
             controls=Controls(stop_renewal=self._stop_renewal, throttle=self._throttle),
             threads=self._threads,
+            meter=self._meter,
             bus=self._bus,
             clock=self._clock,
         )
@@ -256,6 +275,32 @@ class Supervisor:
             bus=self._bus,
             clock=self._clock,
         )
+
+    def _make_monitor(self) -> Monitor:
+        settings, bound = self._settings, self._settings.bound
+        return Monitor(
+            meter=self._meter,
+            totals=Totals(self._client, self._globals, bound=bound),
+            overview=Overview(
+                definitions=self._definitions,
+                backlog=Backlog(self._client, settings.monitoring.read_preference, bound=bound),
+                leadership=self._leadership,
+                instances=self._instances,
+                bus=self._bus,
+                clock=self._clock,
+            ),
+            instances=self._instances,
+            here=self._here,
+            instance_id=settings.instance_id,
+            tasks=[task.name for task in self._tasks],
+            options=settings.monitoring,
+            bus=self._bus,
+            clock=self._clock,
+        )
+
+    def _here(self) -> Here:
+        load = Load(self._settings.concurrency, self._executor.slots_in_use)
+        return Here(load, self._leader.leads, None if self._lag is None else self._lag.behind)
 
     def _stop_renewal(self, run: Run) -> None:
         self._leases.drop(run)
@@ -324,6 +369,7 @@ class Supervisor:
     async def _govern(self, office: Office) -> None:
         """Plan for all instances until the office is lost; start over when definitions change."""
         planning = Planning(self._client, office.term.number)
+        self._lag = StreamLag(self._clock, patience=PATIENCE)
         self._bus.emit("planner.started", term=office.term.number)
         try:
             while True:
@@ -331,6 +377,7 @@ class Supervisor:
                 await self._govern_by(await self._in_force(), planning, office)
         finally:
             self._governing.clear()
+            self._lag = None
             self._bus.emit("planner.stopped", term=office.term.number)
             await planning.close()
 
@@ -365,7 +412,9 @@ class Supervisor:
             bus=self._bus,
             clock=self._clock,
         )
+        assert self._lag is not None  # in office
         follower = Follower(
+            lag=self._lag,
             client=self._client,
             tasks=[task.planned for task in stored],
             office=office,

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Collection as Collection_
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from bson import Timestamp, json_util
@@ -26,6 +26,7 @@ from oplogue.model.projection import compile_projection
 from oplogue.model.retry import describe, policy_from
 from oplogue.store.connection import Client, Collection, Document, bounded, ours
 from oplogue.store.expressions import CLUSTER_TIME, NOW, ROOT, Expr, first_set, literal, merged, when
+from oplogue.store.fields import aware_or_none
 from oplogue.store.plans import PlannedTask
 
 _PREFIX = "task:"
@@ -42,6 +43,8 @@ class StoredTask:
     reconciled: bool
     defined_at: Timestamp | None = None
     """The cluster time of the moment when this trigger came into force."""
+    reconciled_at: datetime | None = None
+    """When its documents were last reconciled."""
 
     @property
     def name(self) -> str:
@@ -207,4 +210,5 @@ def _stored(document: Document) -> StoredTask | None:
         PlannedTask(definition, document["hash"]),
         document.get("reconciled") is True,
         defined_at if isinstance(defined_at, Timestamp) else None,
+        aware_or_none(document.get("reconciledAt")),
     )

@@ -33,6 +33,14 @@ class LiveInstance:
     """Each task that it runs, by name."""
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy an instance is."""
+
+    slots: int = 0
+    in_use: int = 0
+
+
 class Instances:
     """The heartbeats in one globals collection."""
 
@@ -51,6 +59,25 @@ class Instances:
         }
         with bounded(self._bound):
             await self._globals.update_one({"_id": _PREFIX + id_}, [{"$set": alive}], upsert=True)
+
+    async def note_load(self, id_: str, load: Load) -> None:
+        """How busy this instance is. Where its heartbeat is not there, it will be with the next one."""
+        with bounded(self._bound):
+            await self._globals.update_one(
+                {"_id": _PREFIX + id_}, {"$set": {"slots": load.slots, "slotsInUse": load.in_use}}
+            )
+
+    async def loads(self) -> dict[str, Load]:
+        """How busy the live instances are, by their own last word."""
+        alive = {"_id": {"$regex": f"^{_PREFIX}"}, "$expr": {"$gt": ["$expiresAt", NOW]}}
+        with bounded(self._bound):
+            documents = await self._globals.find(alive, {"slots": 1, "slotsInUse": 1}).to_list()
+        return {
+            str(document["_id"]).removeprefix(_PREFIX): Load(
+                _whole(document.get("slots")), _whole(document.get("slotsInUse"))
+            )
+            for document in documents
+        }
 
     async def leave(self, id_: str) -> None:
         """This instance stops."""
@@ -77,3 +104,7 @@ def _instance(document: Mapping[str, Any]) -> LiveInstance:
             for entry in entries
         },
     )
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) else 0

@@ -55,6 +55,18 @@ class Vacancy:
     ends_in: timedelta
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far planning has come, for those who don't lead."""
+
+    led: bool
+    """Whether an instance leads."""
+    behind: timedelta | None = None
+    """How far behind the database the saved position was; None before the first was saved."""
+    silent: timedelta = timedelta()
+    """How long ago that was."""
+
+
 class Leadership:
     """Acquiring, renewing and resigning, for one globals collection."""
 
@@ -102,10 +114,13 @@ class Leadership:
         with bounded(self._bound):
             await self._globals.update_one(term.match(), [{"$set": {"expiresAt": NOW}}])
 
-    async def save(self, term: Term, position: Document) -> None:
-        """Save the stream's position, in this term only."""
+    async def save(self, term: Term, position: Document, behind: timedelta = timedelta()) -> None:
+        """Save the stream's position, and how far behind the database it is, in this term only."""
+        saved = {"position": position, "behindMs": milliseconds(behind)}
         with bounded(self._bound):
-            result = await self._globals.update_one(term.match(), {"$set": {"position": position}})
+            result = await self._globals.update_one(
+                term.match(), {"$set": saved, "$currentDate": {"savedAt": True}}
+            )
         if not result.matched_count:
             raise LeadershipLostError(f"term {term.number} is over")
 
@@ -120,6 +135,20 @@ class Leadership:
         with bounded(self._bound):
             document = await self._globals.find_one({"_id": LEADER, "$expr": {"$not": [_EXPIRED]}})
         return None if document is None else (str(document["by"]), aware_or_none(document.get("since")))
+
+    async def progress(self) -> Progress:
+        """Whether anybody leads, and how far planning has come, as the database knows it."""
+        silent = {"$subtract": [NOW, "$savedAt"]}
+        fields = {"behindMs": 1, "silent": silent, "leads": {"$not": [_EXPIRED]}}
+        with bounded(self._bound):
+            document = await self._globals.find_one({"_id": LEADER, "savedAt": {"$type": "date"}}, fields)
+        if document is None:
+            return Progress(await self.leader() is not None)
+        return Progress(document["leads"], _span(document.get("behindMs")), _span(document["silent"]))
+
+
+def _span(milliseconds: Any) -> timedelta:
+    return timedelta(milliseconds=milliseconds if isinstance(milliseconds, int) else 0)
 
 
 def _renewal(lease: timedelta) -> list[dict[str, Any]]:

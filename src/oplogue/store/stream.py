@@ -117,6 +117,8 @@ class Batch:
 
     events: Sequence[Event]
     position: Position
+    cluster_time: Timestamp
+    """The newest time that the server knew of when it answered."""
 
 
 class ChangeStream:
@@ -156,7 +158,7 @@ class ChangeStream:
         }
         with bounded(self._bound):
             answer = await self._command(command)
-        return self._batch(answer["cursor"], "firstBatch")
+        return self._batch(answer, "firstBatch")
 
     async def next(self) -> Batch:
         """The next answer: at once where events are ready, else after the first event, or after the patience."""
@@ -172,7 +174,7 @@ class ChangeStream:
         # An answer is due after the patience, with or without events: silence means that the stream is broken.
         async with asyncio.timeout((self._patience + self._bound).total_seconds()):
             answer = await self._command(command)
-        return self._batch(answer["cursor"], "nextBatch")
+        return self._batch(answer, "nextBatch")
 
     async def _command(self, command: dict[str, Any]) -> Document:
         # The codec goes with each command: the database's own does not count for them.
@@ -194,11 +196,12 @@ class ChangeStream:
         finally:
             await session.end_session()
 
-    def _batch(self, cursor: Document, name: str) -> Batch:
+    def _batch(self, answer: Document, name: str) -> Batch:
+        cursor = answer["cursor"]
         self._cursor = int(cursor["id"])
         token = cursor["postBatchResumeToken"]
         events = [event for document in cursor[name] for event in _events(document)]
-        return Batch(events, Position(token_time(token), token))
+        return Batch(events, Position(token_time(token), token), _cluster_time(answer))
 
 
 def stream_pipeline(watched: Mapping[Namespace, str | None], *, whole_cluster: bool) -> list[dict[str, Any]]:
@@ -273,6 +276,14 @@ def _sound(stored: Document) -> Document | None:
         return token if token_time(token) == stored["time"] else None
     except (KeyError, TypeError, ValueError, IndexError, struct.error):
         return None
+
+
+def _cluster_time(answer: Document) -> Timestamp:
+    """The newest time that the server knows of. A set that was made just now does not tell it yet.
+
+    The operation time is second best: it stands still with the stream where no majority acknowledges.
+    """
+    return document_in(answer.get("$clusterTime")).get("clusterTime", answer["operationTime"])
 
 
 async def operation_time(client: Client, *, bound: timedelta) -> Timestamp:

@@ -30,7 +30,9 @@ from oplogue.store.faults import UNSENDABLE, is_passing
 from oplogue.store.fields import aware, aware_or_none, document_in
 
 _DUE = {"$expr": {"$lte": ["$nextRunAt", NOW]}}
-_HAS_DATE = {"nextRunAt": {"$type": "date"}}
+HAS_DATE = {"nextRunAt": {"$type": "date"}}
+WAITING: Mapping[str, Any] = {"status": Status.PENDING, "startedAt": {"$type": "date"}}
+"""Pending again after a run: only these may have been due long before they run next."""
 _CLAIMED_FIELDS = {
     "task": 1,
     "status": 1,
@@ -47,7 +49,18 @@ INDEXES = (
     IndexModel(
         [("status", ASCENDING), ("task", ASCENDING), ("nextRunAt", ASCENDING)],
         name="oplogue_due",
-        partialFilterExpression=_HAS_DATE,
+        partialFilterExpression=HAS_DATE,
+    ),
+    # For counts and lags alone: no record that runs once and succeeds is ever in one of these.
+    IndexModel(
+        [("status", ASCENDING), ("task", ASCENDING)],
+        name="oplogue_failed",
+        partialFilterExpression={"status": Status.FAILED},
+    ),
+    IndexModel(
+        [("task", ASCENDING), ("dueAt", ASCENDING)],
+        name="oplogue_waiting",
+        partialFilterExpression=WAITING,
     ),
 )
 _EQUAL_INDEX_EXISTS = 85
@@ -161,7 +174,7 @@ class TaskRecords:
         taken = {
             "_id": {"$in": list(ids)},
             "status": {"$in": list(RUNNING)} if suspects else Status.PENDING,
-            **_HAS_DATE,
+            **HAS_DATE,
             **_DUE,
         }
         update = outcomes.claim_update(
@@ -206,7 +219,7 @@ class TaskRecords:
 
     async def suspects(self, tasks: Sequence[str], limit: int) -> list[Suspect]:
         """Records whose lease ended without an outcome, the oldest first."""
-        expired = {"status": {"$in": list(RUNNING)}, "task": {"$in": list(tasks)}, **_HAS_DATE, **_DUE}
+        expired = {"status": {"$in": list(RUNNING)}, "task": {"$in": list(tasks)}, **HAS_DATE, **_DUE}
         fields = {"task": 1, "attempts": 1, "oplogue.lost": 1, "oplogue.alone": 1}
         with bounded(self._bound):
             found = await self._records.find(expired, fields).sort("nextRunAt", 1).limit(limit).to_list()
@@ -214,7 +227,7 @@ class TaskRecords:
 
     async def fail_suspects(self, ids: Sequence[Any], error: str, history_limit: int) -> int:
         """Dead letters: records that cost their process its life, or its lease, each time they ran."""
-        expired = {"_id": {"$in": list(ids)}, "status": {"$in": list(RUNNING)}, **_HAS_DATE, **_DUE}
+        expired = {"_id": {"$in": list(ids)}, "status": {"$in": list(RUNNING)}, **HAS_DATE, **_DUE}
         with bounded(self._bound):
             result = await self._records.update_many(
                 expired, outcomes.dead_letter_update(error, history_limit)
@@ -295,7 +308,7 @@ def look_pipeline(
 
 def _agenda(tasks: Sequence[str]) -> list[dict[str, Any]]:
     return [
-        {"$match": {"status": Status.PENDING, "task": {"$in": list(tasks)}, **_HAS_DATE}},
+        {"$match": {"status": Status.PENDING, "task": {"$in": list(tasks)}, **HAS_DATE}},
         {"$sort": {"status": 1, "task": 1, "nextRunAt": 1}},
         {"$group": {"_id": "$task", "at": {"$first": "$nextRunAt"}}},
         {"$set": {"now": NOW}},

@@ -17,7 +17,8 @@ from oplogue.clock import Clock
 from oplogue.model.definition import Namespace
 from oplogue.model.events import Event as Report
 from oplogue.runtime.bus import Bus
-from oplogue.runtime.follower import Follower
+from oplogue.runtime.follower import PATIENCE, Follower
+from oplogue.runtime.lag import StreamLag
 from oplogue.runtime.office import Office
 from oplogue.runtime.planner import Planner
 from oplogue.store.leadership import Leadership, Term
@@ -89,6 +90,7 @@ class Scene:
         self.errors: list[Report] = []
         self.lost: list[str] = []
         self.bus.subscribe("planner.stream_error", self.errors.append)
+        self.lag = StreamLag(self.clock, patience=PATIENCE)
         self.leadership = Leadership(rig.client, Namespace(rig.db.name, "globals"), bound=BOUND)
 
     async def start(self, term: Term) -> Follower:
@@ -103,6 +105,7 @@ class Scene:
             office=Office(term, lease=timedelta(minutes=5), since=self.clock.monotonic(), clock=self.clock),
             planner=cast(Planner, self.notes),
             leadership=self.leadership,
+            lag=self.lag,
             background=Nothing(),
             history_lost=history_lost,
             bound=BOUND,

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import pytest
+from bson.codec_options import CodecOptions, DatetimeConversion
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.database import Database
@@ -15,6 +16,7 @@ from tests.support.rig import LEASE, LONG_AGO, Document, Rig
 
 from oplogue.embedded import EmbeddedServer
 from oplogue.model import states
+from oplogue.store.backlog import depths_pipeline
 from oplogue.store.tasks import INDEXES, Wanted, look_pipeline
 
 TASKS = [f"task-{number}" for number in range(10)]
@@ -23,6 +25,7 @@ DUE = 200
 """Of each of the first three tasks."""
 RUNNING = 40
 LOST = 5
+FAILED = 300
 
 
 class Commands(CommandListener):
@@ -81,6 +84,7 @@ def _fill(db: Database[Document]) -> None:
     _insert(db, RUNNING, 2 * FUTURE, TASKS[0], "processing", later)
     _insert(db, LOST, 3 * FUTURE, TASKS[0], "processing", before)
     _insert(db, 10_000, 4 * FUTURE, TASKS[0], "completed", None)
+    _insert(db, FAILED, 5 * FUTURE, TASKS[1], "failed", None)
 
 
 def _insert(db: Database[Document], count: int, first: int, task: Any, status: str, next_run_at: Any) -> None:
@@ -144,7 +148,9 @@ async def explain(db: AsyncDatabase[Document], command: Mapping[str, Any]) -> Do
         said["pipeline"] = [stage for stage in said["pipeline"] if "$merge" not in stage]
     said.pop("writeConcern", None)
     said.pop("readConcern", None)
-    return await db.command({"explain": said, "verbosity": "executionStats"})
+    # Bounds over all dates are beyond Python's.
+    any_date = CodecOptions[Document](datetime_conversion=DatetimeConversion.DATETIME_AUTO)
+    return await db.command({"explain": said, "verbosity": "executionStats"}, codec_options=any_date)
 
 
 async def explain_all(db: AsyncDatabase[Document], commands: Sequence[Mapping[str, Any]]) -> list[Document]:
@@ -316,6 +322,29 @@ async def test_condition_of_a_run_is_read_by_id(watched: Rig, commands: Commands
     assert [examined(explanation)[1] for explanation in explanations] == [1, 3]
 
 
+# -- metrics
+
+
+async def test_backlog_is_counted_by_keys_alone_and_looks_at_one_record_for_each_age(watched: Rig) -> None:
+    for pipeline in _subpipelines(depths_pipeline(watched.source.tasks, TASKS)):
+        command: Document = {"aggregate": watched.rows.name, "pipeline": pipeline, "cursor": {}}
+        (explanation,) = await explain_all(watched.db, [command])
+        counts = any("$count" in stage for stage in pipeline)
+        assert ("COUNT_SCAN" in stages(explanation)) == counts
+        assert "SORT" not in stages(explanation)
+        keys, documents = examined(explanation)
+        rows = await (await watched.rows.aggregate(pipeline)).to_list()
+        found = rows[0].get("n", 1) if rows else 0
+        # COUNT_SCAN looks one key beyond the last.
+        assert keys <= found + 1
+        assert documents <= (0 if counts else 1)
+
+
+def _subpipelines(pipeline: list[Document]) -> list[list[Document]]:
+    unions = [stage["$unionWith"]["pipeline"] for stage in pipeline if "$unionWith" in stage]
+    return [[stage for stage in pipeline if "$unionWith" not in stage], *unions]
+
+
 # -- indexes
 
 
@@ -325,6 +354,23 @@ async def test_indexes_are_those_that_are_promised_and_hold_no_finished_records(
     assert indexes["oplogue_record"]["unique"] is True
     (polling,) = [index for name, index in indexes.items() if name == "oplogue_due"]
     assert polling["partialFilterExpression"] == {"nextRunAt": {"$type": "date"}}
+
+
+async def test_indexes_for_metrics_hold_no_record_that_runs_once_and_succeeds(rig: Rig) -> None:
+    """Else every task would pay two writes for them."""
+    done = states.completed(duration_ms=1, debounce=LEASE, history_limit=5)
+    await rig.documents.insert_one({"_id": 1, "status": "paid"})
+    await rig.plan(rig.task(debounce=0))
+    assert await _keys_for_metrics(rig) == (0, 0)
+    record = await rig.claim_one(1)
+    assert await _keys_for_metrics(rig) == (0, 0)
+    await rig.settle(record, done)
+    assert await _keys_for_metrics(rig) == (0, 0)
+
+
+async def _keys_for_metrics(rig: Rig) -> tuple[int, int]:
+    keys = (await rig.db.command({"validate": rig.rows.name}))["keysPerIndex"]
+    return keys["oplogue_failed"], keys["oplogue_waiting"]
 
 
 async def test_equal_index_under_another_name_is_as_good(rig: Rig) -> None:
