@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         TaskConditionFailedError,
         UnknownTaskError,
     )
+    from oplogue.model.checkup import Finding
     from oplogue.model.definition import TaskDefinition
     from oplogue.model.events import Event
     from oplogue.model.health import Health
@@ -44,6 +45,7 @@ __all__ = [
     "Event",
     "Evolution",
     "Exponential",
+    "Finding",
     "Fixed",
     "Health",
     "HistoryEntry",
@@ -81,6 +83,7 @@ _HOMES = {
         "TaskConditionFailedError",
         "UnknownTaskError",
     ),
+    "oplogue.model.checkup": ("Finding",),
     "oplogue.model.definition": ("TaskDefinition",),
     "oplogue.model.events": ("Event",),
     "oplogue.model.health": ("Health",),

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -13,7 +14,8 @@ from typing import Any, Self, TypeVar
 from oplogue.clock import Clock
 from oplogue.errors import ConfigurationError, NotStartedError
 from oplogue.model.checks import text, whole
-from oplogue.model.definition import Task, TaskDefinition, define_task
+from oplogue.model.checkup import Finding
+from oplogue.model.definition import Namespace, Task, TaskDefinition, define_task
 from oplogue.model.durations import DurationLike, parse_duration
 from oplogue.model.health import Health, Phase, Vitals, judge_health
 from oplogue.model.metrics import Reading
@@ -21,6 +23,7 @@ from oplogue.model.policies import CleanupPolicy, Evolution, Monitoring
 from oplogue.model.record import Page
 from oplogue.model.retry import RetryPolicy
 from oplogue.runtime.bus import Bus
+from oplogue.runtime.checkup import check_up
 from oplogue.runtime.context import Context
 from oplogue.runtime.desk import OneOrMany, SortLike, record_filter
 from oplogue.runtime.lock import Lock
@@ -360,6 +363,20 @@ class App:
     async def get_task_definitions(self) -> tuple[TaskDefinition, ...]:
         """The definitions in force, of all instances."""
         return await self._running.desk.tasks()
+
+    async def check_up(self) -> tuple[Finding, ...]:
+        """Whether the server, its set-up and this app's tasks are well, and how to mend what is not.
+
+        The app need not be started, and nothing is written. It is what ``oplogue doctor`` prints.
+        """
+        async with AsyncExitStack() as opened:
+            client = self._client
+            if client is None:
+                assert self._uri is not None
+                client = await opened.enter_async_context(make_client(self._uri))
+            globals_ = Namespace(self._database_name, self._settings.globals_collection)
+            own = [task.definition.located(self._database_name) for task in self._tasks.values()]
+            return await check_up(client, self._uri, globals_, own, clock=self._clock)
 
     async def run_cleanup(self) -> int:
         """Delete orphaned records now, as their cleanup policies say; how many."""

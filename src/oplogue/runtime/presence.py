@@ -85,6 +85,7 @@ class Presence:
         return max(self.answered_at + self._lease.total_seconds() / 2 - self._clock.monotonic(), 0.0)
 
     async def _announce(self) -> None:
+        await self._instances.forget_dead()
         others = [live for live in await self._instances.live() if live.id != self._instance_id]
         self.alone = not others
         carried = {one.hash for live in others for one in live.carries.values()}

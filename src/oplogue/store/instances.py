@@ -13,6 +13,7 @@ from oplogue.store.expressions import NOW, after, first_set, literal, millisecon
 from oplogue.store.fields import aware_or_none, document_in, list_in
 
 _PREFIX = "instance:"
+_THEIRS: dict[str, Any] = {"_id": {"$regex": f"^{_PREFIX}"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +85,15 @@ class Instances:
         with bounded(self._bound):
             await self._globals.delete_one({"_id": _PREFIX + id_})
 
-    async def live(self) -> list[LiveInstance]:
-        """Who is alive by the server's clock; what is long dead is forgotten."""
-        theirs: dict[str, Any] = {"_id": {"$regex": f"^{_PREFIX}"}}
-        dead: dict[str, Any] = {"$expr": {"$lte": ["$expiresAt", NOW]}}
+    async def forget_dead(self) -> None:
+        """Delete what the dead left behind."""
         with bounded(self._bound):
-            await self._globals.delete_many(theirs | dead)
-            documents = await self._globals.find(theirs).to_list()
+            await self._globals.delete_many(_THEIRS | {"$expr": {"$lte": ["$expiresAt", NOW]}})
+
+    async def live(self) -> list[LiveInstance]:
+        """Who is alive by the server's clock."""
+        with bounded(self._bound):
+            documents = await self._globals.find(_THEIRS | {"$expr": {"$gt": ["$expiresAt", NOW]}}).to_list()
         return [_instance(document) for document in documents]
 
 
