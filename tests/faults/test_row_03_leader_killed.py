@@ -21,7 +21,7 @@ def test_a_killed_leader_passes_nothing_over(scene: Scene, full: bool) -> None:
     takeovers: list[float] = []
     for _ in range(kills):
         leader = scene.leader()
-        leader.await_event("planner.started")
+        leader.await_event("planner.stream_opened")
         for _ in range(scene.random.randrange(1, 4)):
             writer.burst(200)
         CLOCK.block(scene.random.random() * 0.06)

@@ -17,7 +17,7 @@ def test_a_zombie_leader_changes_nothing_for_the_worse(scene: Scene, full: bool)
     takeovers: list[float] = []
     for _ in range(rounds):
         zombie = scene.leader()
-        zombie.await_event("planner.started")
+        zombie.await_event("planner.stream_opened")
         lost_before = zombie.events("leadership.lost")
         writer.burst(150)
         writer.begin(per_second=100)

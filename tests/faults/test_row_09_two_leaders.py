@@ -34,7 +34,7 @@ def test_two_leaders_plan_idempotently(scene: Scene, full: bool) -> None:
         writer.burst(150)
         first.await_event("leadership.lost", count=lost + 1)
         writer.end()
-        other.await_event("planner.started", count=other.events("leadership.gained"))
+        other.await_event("planner.stream_opened", count=other.events("leadership.gained"))
     verdict = scene.settle(writer)
     positions = scene.positions(since)
     scene.conclude(verdict, times=rounds, recoveries=takeovers, together=together, positions=len(positions))
