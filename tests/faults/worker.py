@@ -1,7 +1,8 @@
 """One worker process of the fault matrix: an app whose handlers write to a ledger outside the library.
 
 ``python worker.py CONFIG`` with a JSON of `harness.processes.WorkerConfig`. Its log, one JSON object per line on
-standard error, has the codes of the events that happened.
+standard error, has the codes of the events that happened: as a subscriber is told of them, because the library's own
+log does not repeat a failure within a minute.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 
 from oplogue import App, Context, Exponential
 from oplogue.clock import Clock
+from oplogue.events import Event
 
 CLOCK = Clock()
 EFFECTS = "effects"
@@ -32,16 +34,24 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """One object."""
-        entry = {
-            "at": CLOCK.monotonic(),
-            "code": getattr(record, "code", None),
-            "level": record.levelname,
-            "message": record.getMessage(),
-            "doc": repr(getattr(record, "doc_id", None)),
-        }
+        entry = {"at": CLOCK.monotonic(), "level": record.levelname, "message": record.getMessage()}
         if record.exc_info:
             entry["trace"] = self.formatException(record.exc_info)
         return json.dumps(entry)
+
+
+# One for each run, which is in the ledger, or for each batch.
+TOO_MANY = frozenset(
+    ("task.started", "task.completed", "task.skipped", "task.deferred", "task.released", "planner.planned")
+)
+
+
+def tell(event: Event) -> None:
+    """Note an event, each time that it happens."""
+    if event.code in TOO_MANY:
+        return
+    entry = {"at": CLOCK.monotonic(), "code": event.code, "message": repr(event)}
+    sys.stderr.write(json.dumps(entry) + "\n")
 
 
 class Ledger:
@@ -153,6 +163,7 @@ def make_app(config: Values) -> App:
         concurrency=config["concurrency"],
         shutdown_timeout=config.get("shutdown_timeout", 5),
     )
+    app.on("*")(tell)
     handlers = Handlers(config, app, Ledger(config["ledger"]))
     for task in config["tasks"]:
         app.reactive_task(
