@@ -523,5 +523,5 @@ def _defined(tasks: Iterable[StoredTask]) -> set[tuple[str, str, int]]:
     return {(task.name, task.planned.hash, task.version) for task in tasks}
 
 
-def _unreconciled(tasks: Iterable[StoredTask]) -> set[str]:
-    return {task.name for task in tasks if not task.reconciled}
+def _unreconciled(tasks: Iterable[StoredTask]) -> set[tuple[str, int]]:
+    return {(task.name, task.epoch) for task in tasks if not task.reconciled}

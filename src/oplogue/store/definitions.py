@@ -33,6 +33,8 @@ _PREFIX = "task:"
 _HASH_LENGTH = 16
 _REPLACED = 20
 """How many replaced hashes are remembered."""
+_EPOCH: Expr = when({"$in": [{"$type": "$epoch"}, ["int", "long"]]}, "$epoch", 0)
+_NEXT: Expr = {"$add": [_EPOCH, 1]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class StoredTask:
     """The cluster time of the moment when this trigger came into force."""
     reconciled_at: datetime | None = None
     """When its documents were last reconciled."""
+    epoch: int = 0
+    """How often a reconciliation was asked for: what one scan did for an earlier request is not done for a later."""
 
     @property
     def name(self) -> str:
@@ -93,11 +97,15 @@ class Definitions:
         return [task for task in stored if task is not None]
 
     async def reconciled(self, tasks: Sequence[StoredTask]) -> None:
-        """Note that all documents were planned for these triggers, unless a trigger changed meanwhile."""
+        """Note that all documents were planned for these triggers; not where it was asked for anew meanwhile."""
         for task in tasks:
             with bounded(self._bound):
                 await self._globals.update_one(
-                    {"_id": _PREFIX + task.name, "hash": task.planned.hash},
+                    {
+                        "_id": _PREFIX + task.name,
+                        "hash": task.planned.hash,
+                        "$expr": {"$eq": [_EPOCH, task.epoch]},
+                    },
                     [{"$set": {"reconciled": True, "reconciledAt": NOW}}],
                 )
 
@@ -105,7 +113,7 @@ class Definitions:
         """These tasks, or all, must be reconciled: history was lost, or somebody asked for it."""
         which = {"$regex": f"^{_PREFIX}"} if names is None else {"$in": [_PREFIX + name for name in names]}
         with bounded(self._bound):
-            await self._globals.update_many({"_id": which}, {"$set": {"reconciled": False}})
+            await self._globals.update_many({"_id": which}, [{"$set": {"reconciled": False, "epoch": _NEXT}}])
 
 
 def trigger_json(definition: TaskDefinition) -> str:
@@ -141,6 +149,7 @@ def _announced(definition: TaskDefinition, carried: Collection_[str]) -> Expr:
     in_force = {
         **{name: literal(value) for name, value in fields.items()},
         "reconciled": when(same, first_set("$reconciled", False), done),
+        "epoch": when(same, _EPOCH, _NEXT),
         # A lower version (a rollback, an old instance) changes nothing.
         "handlerVersion": {"$max": [first_set("$handlerVersion", 0), version]},
         "onHandlerVersionChange": when(
@@ -211,4 +220,9 @@ def _stored(document: Document) -> StoredTask | None:
         document.get("reconciled") is True,
         defined_at if isinstance(defined_at, Timestamp) else None,
         aware_or_none(document.get("reconciledAt")),
+        _whole(document.get("epoch")),
     )
+
+
+def _whole(value: Any) -> int:
+    return int(value) if isinstance(value, int) else 0

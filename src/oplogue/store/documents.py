@@ -10,6 +10,8 @@ from decimal import Decimal
 from typing import Any
 
 import bson
+from bson.binary import UuidRepresentation
+from bson.codec_options import CodecOptions
 from pymongo.asynchronous.client_session import AsyncClientSession
 
 from oplogue.errors import ConfigurationError
@@ -20,6 +22,9 @@ from oplogue.store.connection import Client, Collection, Document, bounded, ours
 from oplogue.store.expressions import ROOT, literal
 from oplogue.store.faults import OperationFailure, describe, is_refusal
 from oplogue.store.fields import aware
+
+# Values that one codec decoded are compared as bytes: as which bytes does not matter, but native UUIDs need a choice.
+_COMPARED: CodecOptions[Document] = CodecOptions(uuid_representation=UuidRepresentation.STANDARD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +142,7 @@ def key_of(id_: Any) -> Any:
         return ("not finite", str(number)[:3].lower())
     if isinstance(number, (str, int, float, Decimal, bson.ObjectId)):
         return number
-    return bson.encode({"": id_})
+    return _bytes_of({"": id_})
 
 
 def same_values(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -147,4 +152,8 @@ def same_values(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     planned for ever. Where this finds two values alike that the server tells apart (1 and True), the planner's
     own comparison has marked the record already.
     """
-    return one == other or bson.encode(one) == bson.encode(other)
+    return one == other or _bytes_of(one) == _bytes_of(other)
+
+
+def _bytes_of(document: Mapping[str, Any]) -> bytes:
+    return bson.encode(document, codec_options=_COMPARED)

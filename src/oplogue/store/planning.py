@@ -16,7 +16,7 @@ from pymongo.read_concern import ReadConcern
 from oplogue.model.definition import Namespace
 from oplogue.model.states import RUNNING, Status
 from oplogue.store import plans
-from oplogue.store.connection import MAJORITY, Client, bounded, ours
+from oplogue.store.connection import MAJORITY, PLAIN, Client, Collection, bounded, ours
 from oplogue.store.documents import key_of, server_time
 from oplogue.store.expressions import IS_RUNNING, MARKS, NOW, ROOT, first_set, literal, merged, when
 from oplogue.store.plans import PlannedTask, Stamp
@@ -150,7 +150,7 @@ class Planning:
         found: Recorded = {}
         with bounded(bound):
             fields = {"_id": 0, "sourceDocId": 1, "task": 1}
-            async for row in ours(self._client, source.tasks).find(
+            async for row in self._records(source).find(
                 known, fields, session=self._session, batch_size=len(ids) * len(names) + 1
             ):
                 found.setdefault(row["task"], []).append(row["sourceDocId"])
@@ -179,7 +179,7 @@ class Planning:
             "status": {"$in": list(RUNNING)},
         }
         with bounded(bound):
-            rows = await ours(self._client, source.tasks).find(theirs, {"sourceDocId": 1}).to_list()
+            rows = await self._records(source).find(theirs, {"sourceDocId": 1}).to_list()
         return {key_of(row["sourceDocId"]) for row in rows}
 
     async def park(self, task: PlannedTask, id_: Any, error: str, stamp: Stamp, bound: timedelta) -> None:
@@ -202,6 +202,10 @@ class Planning:
             await ours(self._client, source.tasks).update_one(
                 {"sourceDocId": id_, "task": task.definition.task}, update, upsert=True
             )
+
+    def _records(self, source: Namespace) -> Collection:
+        """The task records of a collection, whose ids look as those of its events."""
+        return ours(self._client, source.tasks).with_options(codec_options=PLAIN)
 
     async def _aggregate(self, source: Namespace, pipeline: plans.Pipeline, bound: timedelta) -> None:
         documents = self._client.get_database(source.database).get_collection(

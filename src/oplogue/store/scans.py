@@ -6,15 +6,17 @@ collection with ids of mixed types would be scanned in part.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from pymongo import ASCENDING
+from pymongo.errors import DuplicateKeyError
 
 from oplogue.model.definition import Namespace
-from oplogue.store.connection import Client, Collection, bounded, ours
+from oplogue.store.connection import PLAIN, Client, Collection, bounded, ours
 from oplogue.store.definitions import StoredTask
 from oplogue.store.expressions import NOW, literal
 
@@ -52,33 +54,33 @@ class Scans:
 
     def __init__(self, client: Client, globals_: Namespace, *, bound: timedelta) -> None:
         self._client = client
-        self._globals: Collection = ours(client, globals_)
+        self._globals: Collection = ours(client, globals_).with_options(codec_options=PLAIN)
         self._bound = bound
 
     async def next_range(self, source: Namespace, after: Any | None, size: int) -> Range:
         """The next documents in the order of their ids; the last range has no end."""
         start = Range(after, None, size).selection()
-        ends = ours(self._client, source).find(start, {"_id": 1})
+        ends = self._documents(source).find(start, {"_id": 1})
         with bounded(self._bound):
             found = await ends.sort("_id", ASCENDING).skip(size - 1).limit(1).to_list()
             if found:
                 return Range(after, found[0]["_id"], size)
-            rest = await ours(self._client, source).count_documents(start, limit=size)
+            rest = await self._documents(source).count_documents(start, limit=size)
         return Range(after, None, rest)
 
     async def ids(self, source: Namespace, within: Range) -> list[Any]:
         """The ids of a range, for planning it document by document."""
         with bounded(self._bound):
-            found = await ours(self._client, source).find(within.selection(), {"_id": 1}).to_list()
+            found = await self._documents(source).find(within.selection(), {"_id": 1}).to_list()
         return [document["_id"] for document in found]
 
     async def estimate(self, source: Namespace) -> int:
         """About how many documents there are."""
         with bounded(self._bound):
-            return await ours(self._client, source).estimated_document_count()
+            return await self._documents(source).estimated_document_count()
 
     async def checkpoint(self, source: Namespace, tasks: Sequence[StoredTask]) -> Checkpoint | None:
-        """Where a scan for exactly these triggers broke off."""
+        """Where a scan for exactly these triggers and requests broke off."""
         with bounded(self._bound):
             found = await self._globals.find_one({"_id": f"{_PREFIX}{source}", "tasks": _set(tasks)})
         return None if found is None else Checkpoint(found["last"], int(found["documents"]))
@@ -94,14 +96,25 @@ class Scans:
             "term": term,
             "at": NOW,
         }
-        with bounded(self._bound):
-            await self._globals.update_one({"_id": f"{_PREFIX}{source}"}, [{"$set": progress}], upsert=True)
+        not_later = {"$or": [{"term": {"$lte": term}}, {"term": {"$not": {"$type": "number"}}}]}
+        with contextlib.suppress(DuplicateKeyError), bounded(self._bound):
+            await self._globals.update_one(
+                {"_id": f"{_PREFIX}{source}", **not_later}, [{"$set": progress}], upsert=True
+            )
 
     async def finish(self, source: Namespace) -> None:
         """The scan is over."""
         with bounded(self._bound):
             await self._globals.delete_one({"_id": f"{_PREFIX}{source}"})
 
+    def _documents(self, source: Namespace) -> Collection:
+        return ours(self._client, source).with_options(codec_options=PLAIN)
 
-def _set(tasks: Sequence[StoredTask]) -> list[list[str]]:
-    return sorted([task.name, task.planned.hash] for task in tasks)
+
+def _set(tasks: Sequence[StoredTask]) -> list[list[str | int]]:
+    """What a scan is for. Documents behind its checkpoint may have changed unseen before a later request."""
+    return [[name, hash_, epoch] for name, hash_, epoch in sorted(map(_request, tasks))]
+
+
+def _request(task: StoredTask) -> tuple[str, str, int]:
+    return task.name, task.planned.hash, task.epoch

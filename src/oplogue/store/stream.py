@@ -22,22 +22,15 @@ from enum import Enum
 from typing import Any
 
 from bson import Int64, Timestamp
-from bson.codec_options import CodecOptions, DatetimeConversion
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import OperationFailure, PyMongoError
 
 from oplogue.model.definition import Namespace
-from oplogue.store.connection import Client, Database, Document, bounded
+from oplogue.store.connection import PLAIN, Client, Database, Document, bounded
 from oplogue.store.expressions import first_set, literal
 from oplogue.store.fields import document_in
 
 BATCH = 2_000
-_CODEC: CodecOptions[Document] = CodecOptions(
-    tz_aware=True,
-    datetime_conversion=DatetimeConversion.DATETIME_AUTO,
-    # An id that is no text must not kill the stream, again on every restart.
-    unicode_decode_error_handler="replace",
-)
 _WHOLE = ("insert", "replace", "delete")
 _TIMESTAMP_IN_TOKEN = 0x82
 _NO_KEY: Document = {}
@@ -178,7 +171,7 @@ class ChangeStream:
 
     async def _command(self, command: dict[str, Any]) -> Document:
         # The codec goes with each command: the database's own does not count for them.
-        return await self._database.command(command, codec_options=_CODEC, session=self._session)
+        return await self._database.command(command, codec_options=PLAIN, session=self._session)
 
     async def close(self) -> None:
         """Let the server forget the cursor."""

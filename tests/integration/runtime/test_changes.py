@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from bson import Binary, Decimal128, Int64, MaxKey, MinKey, ObjectId, Regex
+from bson import Binary, Decimal128, Int64, MaxKey, MinKey, ObjectId, Regex, Timestamp
 from pymongo import AsyncMongoClient
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
@@ -480,6 +480,30 @@ async def test_reconcile_plans_records_that_are_missing(stage: Stage, orders: Or
     assert seen[2:] == [{"_id": 1}]
 
 
+async def test_a_scan_that_was_broken_off_before_history_was_lost_starts_again(
+    make_stage: MakeStage, orders: Orders, db: AsyncDatabase[Document]
+) -> None:
+    await orders.insert_many([{"_id": number, "total": 1} for number in range(2500)])
+    first, second = make_stage(concurrency=0), make_stage(concurrency=0)
+    for stage in (first, second):
+        define(stage, watch_projection=["total"])
+    await first.app.start()
+    meta = db["_oplogue_globals"]
+
+    async def begun() -> bool:
+        return await meta.count_documents({"_id": f"scan:{db.name}.orders"}) == 1
+
+    await first.eventually(begun)
+    await first.app.stop()
+    assert await begun()
+    await orders.update_one({"_id": 0}, {"$set": {"total": 2}})
+    await meta.update_one({"_id": "leader"}, {"$set": {"position.time": Timestamp(2**32 - 1, 1)}})
+    await second.app.start()
+    await second.next("planner.history_lost")
+    await second.next("reconciliation.finished")
+    assert (await second.record(0)).last_observed_values == {"total": 2}
+
+
 IDS: list[Any] = [
     1,
     Int64(2**60),
@@ -512,6 +536,57 @@ async def test_ids_of_any_type_are_planned_by_events(stage: Stage, orders: Order
         await orders.update_one({"_id": id_}, {"$set": {"n": -1 - place}})
     await stage.until(lambda: len(stage.heard("task.completed")) == 2 * len(IDS))
     assert await stage.app.count_reactive_tasks(status="completed") == len(IDS)
+
+
+REPRESENTATIONS = ["standard", "pythonLegacy", "javaLegacy", "csharpLegacy"]
+
+
+@pytest.mark.parametrize("representation", REPRESENTATIONS)
+async def test_native_uuids_as_ids_are_planned_followed_and_reconciled(
+    make_stage: MakeStage, database_uri: str, representation: str
+) -> None:
+    stage = make_stage(uri=f"{database_uri}&uuidRepresentation={representation}")
+    define(stage, filter=PAID, watch_projection=["total"])
+    await stage.app.start()
+    orders = stage.app.database["orders"]
+    ids = [uuid.UUID(int=number) for number in range(150)]
+    await orders.insert_many([{"_id": id_, "status": "paid", "total": 1} for id_ in ids])
+    await stage.counted(len(ids), status="completed")
+    # So many at once that the planner asks which of them have records.
+    await orders.update_many({}, {"$set": {"status": "new"}})
+    await orders.update_many({}, {"$set": {"status": "paid", "total": 2}})
+    await stage.until(lambda: len(stage.heard("task.completed")) == 2 * len(ids))
+    await stage.app.delete_reactive_tasks()
+    await stage.app.reconcile()
+    await stage.counted(len(ids), status="completed")
+    assert (await stage.record(ids[0])).last_observed_values == {"total": 2}
+    assert stage.heard("part.failed") == []
+
+
+@pytest.mark.parametrize("representation", REPRESENTATIONS)
+async def test_native_uuids_in_documents_are_verified_and_fetched(
+    make_stage: MakeStage, database_uri: str, representation: str
+) -> None:
+    stage = make_stage(uri=f"{database_uri}&uuidRepresentation={representation}")
+    handled: list[Document] = []
+
+    @stage.app.reactive_task(task="sync", collection="orders", debounce=0)
+    async def _sync(order: Document, ctx: Context) -> None:
+        assert await ctx.get_document() == order
+        if not handled:
+            # Moves on while it is handled: what is read next is compared with what was planned.
+            await stage.app.database["orders"].update_one({}, {"$set": {"account": uuid.UUID(int=9)}})
+            handled.append(order)
+            await ctx.get_document()
+        handled.append(order)
+
+    await stage.app.start()
+    order = {"_id": {"shop": uuid.UUID(int=1)}, "account": uuid.UUID(int=2)}
+    await stage.app.database["orders"].insert_one(order)
+    await stage.next("task.skipped")
+    await stage.next("task.completed", doc_id=order["_id"])
+    assert handled == [order, order | {"account": uuid.UUID(int=9)}]
+    assert stage.heard("part.failed") == []
 
 
 async def test_ids_of_any_type_are_reconciled(stage: Stage, orders: Orders) -> None:
