@@ -83,7 +83,7 @@ async def _facts(
         oplog=await checkup.oplog(),
         position_at=position_time(await leadership.saved()),
         signals=await checkup.signals(globals_),
-        leader=None if leader is None else leader[0],
+        leader=None if leader is None else leader.id,
         instances=len(instances),
         tasks=tuple([await _task(checkup, task, instances, controls) for task in stored]),
         records=tuple([await checkup.records(source) for source in sorted(sources, key=str)]),

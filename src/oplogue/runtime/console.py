@@ -15,6 +15,7 @@ from oplogue.clock import Clock
 from oplogue.model.definition import Namespace
 from oplogue.runtime.bus import Bus
 from oplogue.runtime.desk import Desk
+from oplogue.runtime.lookout import Lookout
 from oplogue.store import Client
 from oplogue.store.connection import check_server, database_name, make_client, uri_or_environment
 from oplogue.store.controls import Controls
@@ -48,6 +49,7 @@ class Console:
         self.instances: Instances = Instances(client, globals_, bound=_BOUND)
         self.leadership: Leadership = Leadership(client, globals_, bound=_BOUND)
         self.scans: Scans = Scans(client, globals_, bound=_BOUND)
+        self.lookout: Lookout = Lookout(client, globals_, bound=_BOUND)
         self._signals = Signals(client, globals_, patience=_BOUND, bound=_BOUND)
         self.desk: Desk = Desk(
             definitions=self.definitions,
@@ -61,6 +63,10 @@ class Console:
     async def now(self) -> datetime:
         """The server's time."""
         return await server_time(self.client, bound=_BOUND)
+
+    async def ask_for_loads(self) -> None:
+        """Let the live instances say soon how busy they are; else it is as old as their heartbeats."""
+        await self._tell(Topic.LOAD, ())
 
     async def _tell(self, topic: Topic, names: Iterable[str]) -> None:
         try:

@@ -13,11 +13,21 @@ from datetime import timedelta
 
 from oplogue.clock import Clock
 from oplogue.store import ClusterTime
+from oplogue.store.leadership import Progress
 from oplogue.store.stream import Position
 
 SAVED_WHILE_QUIET = timedelta(seconds=10)
 """How often the position is saved while nothing is written."""
+_SILENCE = SAVED_WHILE_QUIET + timedelta(seconds=2)
+"""A leader that is well saves its position so often: shorter silence is no lag."""
 _MOST_ANSWERS = 1_000
+
+
+def lag_of(progress: Progress) -> timedelta | None:
+    """The lag as somebody else than the leader knows it: by the position that was last saved."""
+    if progress.behind is None:
+        return None
+    return progress.behind + max(progress.silent - _SILENCE, timedelta())
 
 
 class StreamLag:

@@ -21,7 +21,7 @@ from oplogue.model.figures import Figures, Histogram
 from oplogue.model.metrics import METRICS, Kind, Metric, Reading
 from oplogue.model.policies import Monitoring
 from oplogue.runtime.bus import Bus
-from oplogue.runtime.lag import SAVED_WHILE_QUIET
+from oplogue.runtime.lag import lag_of
 from oplogue.runtime.meter import OPERATIONS, RUN_STATUSES, Meter
 from oplogue.runtime.overview import Overview, State
 from oplogue.runtime.parts import end, keep_running, report
@@ -31,8 +31,6 @@ from oplogue.store.faults import StoreError
 from oplogue.store.instances import Instances, Load
 from oplogue.store.totals import Totals
 
-_SILENCE = SAVED_WHILE_QUIET + timedelta(seconds=2)
-"""A leader that is well saves its position so often: shorter silence is no lag."""
 _ORDER = {name: place for place, name in enumerate(METRICS)}
 
 
@@ -163,7 +161,9 @@ def _known(metric: Metric, tasks: Collection[str]) -> Iterator[tuple[str, ...]]:
 
 def _cluster(here: Here, state: State | None) -> Iterator[Reading]:
     """What the database says. Where it says nothing, the metrics are missing rather than old."""
-    behind = here.behind if here.behind is not None else _behind(state)
+    behind = here.behind
+    if behind is None and state is not None:
+        behind = lag_of(state.progress)
     if behind is not None:
         yield Reading(metrics.STREAM_LAG, (), behind.total_seconds())
     if state is None:
@@ -177,10 +177,3 @@ def _cluster(here: Here, state: State | None) -> Iterator[Reading]:
         yield Reading(metrics.LAST_RECONCILIATION, (), state.reconciled_at.timestamp())
     yield Reading(metrics.UNRECONCILED, (), state.unreconciled)
     yield Reading(metrics.INSTANCES, (), len(state.loads))
-
-
-def _behind(state: State | None) -> timedelta | None:
-    """The lag as somebody else than the leader knows it: by the position that was last saved."""
-    if state is None or state.progress.behind is None:
-        return None
-    return state.progress.behind + max(state.progress.silent - _SILENCE, timedelta())

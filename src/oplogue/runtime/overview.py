@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from oplogue.clock import Clock
-from oplogue.model.definition import Namespace
 from oplogue.runtime.bus import Bus
 from oplogue.runtime.parts import report
 from oplogue.store.backlog import Backlog, Depths
-from oplogue.store.definitions import Definitions, StoredTask
+from oplogue.store.definitions import Definitions
 from oplogue.store.faults import StoreError
 from oplogue.store.instances import Instances, Load
 from oplogue.store.leadership import Leadership, Progress
@@ -76,22 +74,11 @@ class Overview:
         reconciled = (task.reconciled_at for task in tasks)
         return State(
             tasks=tuple(task.name for task in tasks),
-            depths=await self._depths(tasks),
+            depths=await self._backlog.all_depths(
+                (task.planned.definition.source, task.name) for task in tasks
+            ),
             progress=progress,
             loads=loads,
             unreconciled=sum(not task.reconciled for task in tasks),
             reconciled_at=max((at for at in reconciled if at is not None), default=None),
         )
-
-    async def _depths(self, tasks: Sequence[StoredTask]) -> Depths:
-        by_source: dict[Namespace, list[str]] = {}
-        for task in tasks:
-            by_source.setdefault(task.planned.definition.source, []).append(task.name)
-        found = await asyncio.gather(
-            *(self._backlog.depths(source, names) for source, names in by_source.items())
-        )
-        together = Depths()
-        for depths in found:
-            together.counts |= depths.counts
-            together.waited |= depths.waited
-        return together

@@ -17,7 +17,7 @@ from oplogue.runtime.parts import end, keep_running, report
 from oplogue.store.controls import Control, Controls
 from oplogue.store.definitions import Definitions, trigger_hash
 from oplogue.store.faults import StoreError
-from oplogue.store.instances import Carried, Instances, LiveInstance
+from oplogue.store.instances import Carried, Instances, LiveInstance, Load
 
 
 class Presence:
@@ -32,6 +32,7 @@ class Presence:
         own: Sequence[TaskDefinition],
         instance_id: str,
         lease: timedelta,
+        load: Callable[[], Load],
         redefined: Callable[[], None],
         ensure_indexes: Callable[[], Awaitable[None]],
         bus: Bus,
@@ -47,6 +48,7 @@ class Presence:
         self._controls = controls
         self._instance_id = instance_id
         self._lease = lease
+        self._load = load
         self._redefined = redefined
         self._ensure_indexes = ensure_indexes
         self._bus = bus
@@ -74,6 +76,10 @@ class Presence:
         except StoreError as error:
             report(self._bus, "presence", error)
 
+    async def note_load(self) -> None:
+        """Say how busy this instance is, between heartbeats: somebody looks."""
+        await self._instances.note_load(self._instance_id, self._load())
+
     async def _loop(self) -> None:
         while True:
             await self._clock.sleep(self._due_in())
@@ -94,7 +100,7 @@ class Presence:
         if await self._definitions.announce(self._own, carried):
             await self._ensure_indexes()
             self._redefined()
-        await self._instances.beat(self._instance_id, self._carries, 2 * self._lease)
+        await self._instances.beat(self._instance_id, self._carries, self._load(), 2 * self._lease)
         self.answered_at = self._clock.monotonic()
 
     async def _set_gates(self, others: Sequence[LiveInstance]) -> None:

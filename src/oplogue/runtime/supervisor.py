@@ -121,6 +121,7 @@ class Supervisor:
             own=[task.definition for task in tasks],
             instance_id=settings.instance_id,
             lease=settings.lease,
+            load=lambda: self._here().load,
             redefined=self._tell_redefined,
             ensure_indexes=self._ensure_indexes,
             bus=bus,
@@ -361,6 +362,8 @@ class Supervisor:
                 self._redefined.set()
             case Topic.PRESENCE:
                 self._presence.alone = False
+            case Topic.LOAD:
+                self._run_errand(self._presence.note_load(), "presence")
             case Topic.VACANCY:
                 self._leader.vacated()
 

@@ -10,7 +10,8 @@ deferred, changed), which have an index of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -71,6 +72,19 @@ class Backlog:
         self._client = client
         self._preferred = _PREFERENCES[preferred]
         self._bound = bound
+
+    async def all_depths(self, tasks: Iterable[tuple[Namespace, str]]) -> Depths:
+        """The backlog of tasks of any collections."""
+        by_source: dict[Namespace, list[str]] = {}
+        for source, task in tasks:
+            by_source.setdefault(source, []).append(task)
+        together = Depths()
+        for depths in await asyncio.gather(
+            *(self.depths(source, names) for source, names in by_source.items())
+        ):
+            together.counts |= depths.counts
+            together.waited |= depths.waited
+        return together
 
     async def depths(self, source: Namespace, tasks: Sequence[str]) -> Depths:
         """The backlog of these tasks, in one round trip for some dozens of them."""

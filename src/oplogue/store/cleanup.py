@@ -16,7 +16,7 @@ from oplogue.model.states import Status
 from oplogue.store.connection import Client, Collection, bounded, ours
 from oplogue.store.documents import server_time
 from oplogue.store.expressions import NOW, after, literal, milliseconds
-from oplogue.store.fields import aware
+from oplogue.store.fields import aware, aware_or_none
 
 _PAGE = 1_000
 _CLEANUP = "cleanup"
@@ -74,6 +74,12 @@ class Cleanup:
             found = await self._globals.find_one({"_id": _CLEANUP}, {"lastAt": 1, "now": NOW})
         assert found is not None  # it was just made
         return Turn(aware(found["lastAt"]), aware(found["now"]))
+
+    async def last(self) -> datetime | None:
+        """When the last cleanup by schedule was; None before the first."""
+        with bounded(self._bound):
+            found = await self._globals.find_one({"_id": _CLEANUP, "by": {"$exists": True}}, {"lastAt": 1})
+        return None if found is None else aware_or_none(found.get("lastAt"))
 
     async def take(self, turn: Turn, owner: str) -> bool:
         """Take the turn that is due; False where another instance took it."""

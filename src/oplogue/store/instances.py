@@ -25,6 +25,14 @@ class Carried:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """How busy an instance is."""
+
+    slots: int = 0
+    in_use: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class LiveInstance:
     """An instance whose heartbeat has not run out."""
 
@@ -32,14 +40,8 @@ class LiveInstance:
     started_at: datetime | None
     carries: Mapping[str, Carried]
     """Each task that it runs, by name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How busy an instance is."""
-
-    slots: int = 0
-    in_use: int = 0
+    load: Load
+    """By its own last word."""
 
 
 class Instances:
@@ -49,14 +51,16 @@ class Instances:
         self._globals: Collection = ours(client, globals_)
         self._bound = bound
 
-    async def beat(self, id_: str, carries: Mapping[str, Carried], lasts: timedelta) -> None:
-        """This instance is alive for so long, and runs these tasks."""
+    async def beat(self, id_: str, carries: Mapping[str, Carried], load: Load, lasts: timedelta) -> None:
+        """This instance is alive for so long, runs these tasks, and is so busy."""
         # A list, not a document: a task's name may have dots.
         carried = [{"task": name, "hash": one.hash, "version": one.version} for name, one in carries.items()]
         alive = {
             "carries": literal(carried),
             "expiresAt": after(NOW, milliseconds(lasts)),
             "startedAt": first_set("$startedAt", NOW),
+            "slots": load.slots,
+            "slotsInUse": load.in_use,
         }
         with bounded(self._bound):
             await self._globals.update_one({"_id": _PREFIX + id_}, [{"$set": alive}], upsert=True)
@@ -73,12 +77,7 @@ class Instances:
         alive = {"_id": {"$regex": f"^{_PREFIX}"}, "$expr": {"$gt": ["$expiresAt", NOW]}}
         with bounded(self._bound):
             documents = await self._globals.find(alive, {"slots": 1, "slotsInUse": 1}).to_list()
-        return {
-            str(document["_id"]).removeprefix(_PREFIX): Load(
-                _whole(document.get("slots")), _whole(document.get("slotsInUse"))
-            )
-            for document in documents
-        }
+        return {str(document["_id"]).removeprefix(_PREFIX): _load(document) for document in documents}
 
     async def leave(self, id_: str) -> None:
         """This instance stops."""
@@ -106,7 +105,12 @@ def _instance(document: Mapping[str, Any]) -> LiveInstance:
             str(entry.get("task")): Carried(str(entry.get("hash")), int(entry.get("version") or 0))
             for entry in entries
         },
+        load=_load(document),
     )
+
+
+def _load(document: Mapping[str, Any]) -> Load:
+    return Load(_whole(document.get("slots")), _whole(document.get("slotsInUse")))
 
 
 def _whole(value: Any) -> int:

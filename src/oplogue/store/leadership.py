@@ -56,6 +56,15 @@ class Vacancy:
 
 
 @dataclass(frozen=True, slots=True)
+class Incumbent:
+    """Who leads."""
+
+    id: str
+    term: int
+    since: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """How far planning has come, for those who don't lead."""
 
@@ -130,11 +139,18 @@ class Leadership:
             document = await self._globals.find_one({"_id": LEADER}, {"position": 1})
         return document_in((document or {}).get("position")) or None
 
-    async def leader(self) -> tuple[str, datetime | None] | None:
-        """Who leads, and since when; None where nobody does."""
+    async def leader(self) -> Incumbent | None:
+        """Who leads; None where nobody does."""
         with bounded(self._bound):
             document = await self._globals.find_one({"_id": LEADER, "$expr": {"$not": [_EXPIRED]}})
-        return None if document is None else (str(document["by"]), aware_or_none(document.get("since")))
+        if document is None:
+            return None
+        term = document.get("term")
+        return Incumbent(
+            str(document.get("by")),
+            int(term) if isinstance(term, (int, float)) else 0,
+            aware_or_none(document.get("since")),
+        )
 
     async def progress(self) -> Progress:
         """Whether anybody leads, and how far planning has come, as the database knows it."""

@@ -33,6 +33,7 @@ class Topic(StrEnum):
     RESUMED = "resumed"
     VACANCY = "vacancy"
     PRESENCE = "presence"
+    LOAD = "load"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from oplogue.cli.commands import tasks
 from oplogue.cli.commands.demo import demo
 from oplogue.cli.commands.doctor import doctor
+from oplogue.cli.commands.status import status
 from oplogue.cli.commands.worker import worker
 
 Command = Callable[..., int]
 
-COMMANDS: Sequence[Command] = (demo, worker, doctor)
+COMMANDS: Sequence[Command] = (demo, worker, status, doctor)
 """In the order of the help."""
 
 GROUPS: Mapping[str, tuple[str, Mapping[str, Command]]] = {"tasks": (tasks.HELP, tasks.COMMANDS)}
