@@ -83,6 +83,9 @@ def _strike(scene: Scene, writer: Any, where: dict[str, Any], recoveries: list[f
     scene.fail_point.set(where, times=STRIKES)
     began = CLOCK.monotonic()
     writer.burst(10)
+    # Some are sent only now and then; and where none comes at all, the list of what was struck tells.
+    while not scene.fail_point.strikes and CLOCK.monotonic() < began + 2 * LEASE:
+        CLOCK.block(0.02)
     # A leader that was put out of office notices when it renews: a third of a lease; a heartbeat comes in half.
     CLOCK.block(LEASE * 0.6 if slow else 0.25)
     times = scene.fail_point.off()

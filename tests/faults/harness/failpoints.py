@@ -22,6 +22,12 @@ class FailPoint:
         )
         self._before = int(answer["count"])
 
+    @property
+    def strikes(self) -> int:
+        """How many commands have failed so far."""
+        answer = self._client.admin.command({"getParameter": 1, "failpoint.failCommand": 1})
+        return int(answer["failpoint.failCommand"]["timesEntered"]) - self._before
+
     def off(self) -> int:
         """Let commands through again; how many failed."""
         answer = self._client.admin.command({"configureFailPoint": "failCommand", "mode": "off"})
