@@ -143,9 +143,12 @@ def ours(client: Client, namespace: Namespace, *, acknowledge: WriteConcern = MA
 
 
 def codec(client: Client) -> CodecOptions[Document]:
-    """The client's codec, so that user data decode as the user set it; dates out of range don't raise."""
+    """The client's codec, so that user data decode as the user set it; but nothing in one document may keep others
+    from being read: dates out of range and what is no Unicode don't raise."""
     return client.codec_options.with_options(
-        document_class=dict, datetime_conversion=DatetimeConversion.DATETIME_AUTO
+        document_class=dict,
+        datetime_conversion=DatetimeConversion.DATETIME_AUTO,
+        unicode_decode_error_handler="replace",
     )
 
 

@@ -12,13 +12,16 @@ from typing import Any
 import bson
 from bson.binary import UuidRepresentation
 from bson.codec_options import CodecOptions
+from bson.errors import BSONError
+from bson.raw_bson import RawBSONDocument
 from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.asynchronous.collection import AsyncCollection
 
 from oplogue.errors import ConfigurationError
 from oplogue.model.definition import Namespace, TaskDefinition
 from oplogue.model.filters import OPTION as FILTER
 from oplogue.model.projection import OPTION as WATCHED
-from oplogue.store.connection import Client, Collection, Document, bounded, ours
+from oplogue.store.connection import Client, Collection, Document, bounded, codec, ours
 from oplogue.store.expressions import ROOT, literal
 from oplogue.store.faults import OperationFailure, describe, is_refusal
 from oplogue.store.fields import aware
@@ -46,16 +49,36 @@ class SourceDocuments:
         self._client = client
         self._documents: Collection = ours(client, source)
         self._theirs: Collection = self._documents.with_options(codec_options=client.codec_options)
+        undecoded = codec(client).with_options(document_class=RawBSONDocument)
+        self._bytes: AsyncCollection[RawBSONDocument] = self._documents.with_options(codec_options=undecoded)
         self._bound = bound
 
     async def check(self, definition: TaskDefinition) -> None:
-        """What only the server can say of a filter and of watched values: ConfigurationError for what it refuses."""
+        """What only the server can say of a collection, a filter and watched values: ConfigurationError."""
+        await self._check_kind(definition)
         match = definition.filter.match(await self._now(definition))
         watched = definition.projection.expression
         await self._try({"$match": match}, definition, FILTER, definition.filter.raw, "what $match takes")
         await self._try(
             {"$replaceWith": {"v": watched}}, definition, WATCHED, watched, "an aggregation expression"
         )
+
+    async def _check_kind(self, definition: TaskDefinition) -> None:
+        """Documents that the change stream says nothing of would be planned once, and never again."""
+        named = {"name": definition.source.collection}
+        with bounded(self._bound):
+            found = await self._documents.database.list_collections(
+                filter=named, nameOnly=True, authorizedCollections=True
+            )
+            kinds = [collection["type"] async for collection in found]
+        if kinds and kinds != ["collection"]:
+            raise ConfigurationError(
+                f"a {kinds[0]}: the server tells no changes of its documents",
+                option="collection",
+                value=str(definition.source),
+                expected="a collection, such as the one that it is made from",
+                task=definition.task,
+            )
 
     async def _try(
         self, stage: Document, definition: TaskDefinition, option: str, value: object, expected: str
@@ -107,15 +130,35 @@ class SourceDocuments:
         **options: Any,
     ) -> Document | None:
         """The document, if it exists, matches, and its watched values are those."""
-        now = await self._now(definition)
-        condition: dict[str, Any] = {
-            "_id": id_,
-            "$and": [
-                definition.filter.match(now),
-                {"$expr": {"$eq": [definition.projection.expression, literal(dict(values))]}},
-            ],
-        }
-        return await self._theirs.find_one(condition, session=session, **options)
+        expected: Any = dict(values)
+        match = definition.filter.match(await self._now(definition))
+
+        async def find() -> Document | None:
+            same = {"$eq": [definition.projection.expression, literal(expected)]}
+            condition = {"_id": id_, "$and": [match, {"$expr": same}]}
+            return await self._theirs.find_one(condition, session=session, **options)
+
+        found = await find()
+        if found is None:
+            # Not every value is sent as it came: DBRefs, what is no Unicode, the types of a user's codec.
+            exact = await self._values(definition, id_, session)
+            if exact is not None and same_values(self._decoded(exact), values):
+                expected = exact
+                found = await find()
+        return found
+
+    async def _values(
+        self, definition: TaskDefinition, id_: Any, session: AsyncClientSession | None
+    ) -> RawBSONDocument | None:
+        """The watched values of a document, as the bytes that they are."""
+        shown = {"$replaceWith": {"v": definition.projection.expression}}
+        with bounded(self._bound):
+            cursor = await self._bytes.aggregate([{"$match": {"_id": id_}}, shown], session=session)
+            rows = await cursor.to_list()
+        return rows[0]["v"] if rows else None
+
+    def _decoded(self, values: RawBSONDocument) -> Document:
+        return bson.BSON(values.raw).decode(self._documents.codec_options)
 
     async def _now(self, definition: TaskDefinition) -> datetime | None:
         return await server_time(self._client, bound=self._bound) if definition.filter.needs_now else None
@@ -156,4 +199,7 @@ def same_values(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _bytes_of(document: Mapping[str, Any]) -> bytes:
-    return bson.encode(document, codec_options=_COMPARED)
+    try:
+        return bson.encode(document, codec_options=_COMPARED)
+    except BSONError:  # Types of the user's codec.
+        return repr(document).encode("utf-8", "surrogatepass")

@@ -5,17 +5,21 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
+import bson
 import pytest
 from bson import Binary, Decimal128, Int64, MaxKey, MinKey, ObjectId, Regex, Timestamp
+from bson.codec_options import TypeCodec, TypeRegistry
+from bson.raw_bson import RawBSONDocument
 from pymongo import AsyncMongoClient
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from tests.integration.runtime.conftest import MakeStage
 from tests.support.running import Stage
 
-from oplogue import Context, Evolution
+from oplogue import Context, Evolution, Fixed
 from oplogue.clock import Clock
 
 Document = dict[str, Any]
@@ -623,3 +627,91 @@ async def test_any_value_can_be_watched_and_fetched_and_runs_once(
     await stage.next("task.completed", task="sync", doc_id=2)
     assert len(stage.heard("task.started", task="sync", doc_id=1)) == 1
     assert stage.heard("task.skipped") == []
+
+
+def _not_unicode(document: Document) -> RawBSONDocument:
+    """A document as some driver may write it: its ``?`` are bytes that no text has."""
+    return RawBSONDocument(bson.encode(document).replace(b"?", b"\xff"))
+
+
+def _of_one_field(element: bytes) -> RawBSONDocument:
+    content = b"\x10_id\x00\x01\x00\x00\x00" + element + b"\x00"
+    return RawBSONDocument((len(content) + 4).to_bytes(4, "little") + content)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"_id": 1, "x": {"note": 1, "$ref": "shops", "$id": 1}},
+        {"_id": 1, "x": [{"$id": 1, "$ref": "shops", "$db": "d", "note": 1}]},
+        _of_one_field(b"\x06x\x00"),
+        _of_one_field(b"\x0ex\x00\x02\x00\x00\x00a\x00"),
+    ],
+    ids=["reference", "references", "undefined", "symbol"],
+)
+async def test_values_that_are_not_sent_as_they_came_are_fetched_and_run_once(
+    stage: Stage, orders: Orders, document: Document
+) -> None:
+    @stage.app.reactive_task(task="sync", collection="orders", debounce=0, watch_projection=["x"])
+    async def _sync(ctx: Context) -> None:
+        await ctx.get_document()
+
+    await stage.app.start()
+    await orders.insert_one(document)
+    await stage.next("task.completed", doc_id=1)
+    await orders.insert_one({"_id": 2})
+    await stage.next("task.completed", doc_id=2)
+    assert len(stage.heard("task.started", doc_id=1)) == 1
+
+
+async def test_what_is_no_unicode_fails_the_run_that_reads_it_and_keeps_none_from_running(
+    stage: Stage, orders: Orders
+) -> None:
+    @stage.app.reactive_task(
+        task="sync", collection="orders", debounce=0, watch_projection=["x"], retry_policy=Fixed(0)
+    )
+    async def _sync(ctx: Context) -> None:
+        await ctx.get_document()
+
+    await orders.insert_many([_not_unicode({"_id": "?", "x": 1}), {"_id": 3}])
+    await stage.app.start()
+    await stage.next("task.completed", doc_id=3)
+    await orders.insert_many([_not_unicode({"_id": 1, "x": "?"}), {"_id": 2}])
+    failed = await stage.next("task.failed", doc_id=1)
+    assert "utf-8" in failed.fields["error"]
+    await stage.next("task.completed", doc_id=2)
+    assert stage.heard("part.failed") == []
+
+
+class _Decimals(TypeCodec):
+    python_type = Decimal  # type: ignore[assignment]  # how the driver's page does it
+    bson_type = Decimal128  # type: ignore[assignment]
+
+    def transform_python(self, value: Decimal) -> Decimal128:
+        return Decimal128(value)
+
+    def transform_bson(self, value: Decimal128) -> Decimal:
+        return value.to_decimal()
+
+
+async def test_values_of_a_codecs_own_types_are_verified_and_fetched(
+    make_stage: MakeStage, database_uri: str
+) -> None:
+    registry = TypeRegistry([_Decimals()])
+    async with AsyncMongoClient[Document](database_uri, type_registry=registry) as client:
+        stage = make_stage(uri=None, client=client)
+        orders = client.get_default_database()["orders"]
+        handled: list[Document] = []
+
+        @stage.app.reactive_task(task="sync", collection="orders", debounce=0, watch_projection=["x"])
+        async def _sync(order: Document, ctx: Context) -> None:
+            handled.append(order)
+            if len(handled) == 1:
+                await orders.update_one({}, {"$set": {"x.price": Decimal("3.5")}})
+            await ctx.get_document()
+
+        await stage.app.start()
+        await orders.insert_one({"_id": {"number": Decimal("1.5")}, "x": {"price": Decimal("2.5")}})
+        await stage.next("task.completed")
+        assert [order["x"] for order in handled] == [{"price": Decimal("2.5")}, {"price": Decimal("3.5")}]
+        await stage.app.stop()

@@ -23,8 +23,9 @@ Orders = AsyncCollection[Document]
 
 def define(stage: Stage, **options: Any) -> None:
     """A task that does nothing."""
+    usual: dict[str, Any] = {"task": "sync", "collection": "orders", "debounce": 0}
 
-    @stage.app.reactive_task(task="sync", collection="orders", debounce=0, **options)
+    @stage.app.reactive_task(**{**usual, **options})
     async def _sync(ctx: Context) -> None: ...
 
 
@@ -291,6 +292,20 @@ async def test_values_that_no_database_holds_are_refused_at_registration(
 ) -> None:
     with pytest.raises(ConfigurationError, match=f"task 'sync': {option}=.*can't hold"):
         define(stage, **{option: value})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"viewOn": "orders", "pipeline": []}, {"timeseries": {"timeField": "at"}}],
+    ids=["a view", "a time series"],
+)
+async def test_a_collection_that_tells_no_changes_is_refused_at_start(
+    stage: Stage, client: AsyncMongoClient[Document], options: Document
+) -> None:
+    await client.get_default_database().command("create", "seen", **options)
+    define(stage, collection="seen")
+    with pytest.raises(ConfigurationError, match=r"task 'sync': collection='.*\.seen': .*tells no changes"):
+        await stage.app.start()
 
 
 @pytest.mark.parametrize("representation", ["standard", "pythonLegacy"])
