@@ -256,16 +256,19 @@ class App:
     ) -> None:
         await self.stop()
 
-    def run(self) -> None:
-        """Start, and block until SIGTERM or SIGINT; a second one ends it hard."""
+    def run(self, *, burst: bool = False) -> None:
+        """Start, and block until SIGTERM or SIGINT; a second one ends it hard.
+
+        ``burst`` ends it by itself, once everything is planned and nothing is due.
+        """
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            asyncio.run(self._run())
+            asyncio.run(self._run(burst=burst))
             return
         raise RuntimeError("run() starts an event loop of its own; inside one, use start() and stop()")
 
-    async def _run(self) -> None:
+    async def _run(self, *, burst: bool) -> None:
         told = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -277,16 +280,21 @@ class App:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop)
         waiting = asyncio.create_task(told.wait())
-        starting = asyncio.create_task(self.start())
+        starting = asyncio.create_task(self._start_and_be_quiet() if burst else self.start())
         try:
             # Told to stop while it starts: the start is given up.
             await asyncio.wait({waiting, starting}, return_when=asyncio.FIRST_COMPLETED)
             if not told.is_set():
                 await starting
-                await waiting
+                if not burst:
+                    await waiting
         finally:
             await end(waiting, starting)
             await self.stop()
+
+    async def _start_and_be_quiet(self) -> None:
+        await self.start()
+        await self._running.quiet()
 
     # -- operations
 

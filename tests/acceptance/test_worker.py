@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -272,3 +273,93 @@ def test_an_address_that_is_taken_is_refused_before_anything_starts(
         said, _ = process.communicate(timeout=60)
     assert process.returncode == 2
     assert said.startswith(f"oplogue: --health='{taken}': Address already in use; expected an address")
+
+
+CHAIN = """
+from oplogue import App, Context, Fixed
+
+app = App({uri!r}, lease="2s", instance_id="worker", shutdown_timeout="1s")
+
+@app.reactive_task(collection="orders", debounce="300ms", retry_policy=Fixed("300ms", max_attempts=2))
+async def ship(ctx: Context) -> None:
+    if ctx.doc_id == 3:
+        raise ValueError("no")
+    await app.database["parcels"].insert_one({{"_id": ctx.doc_id}})
+
+@app.reactive_task(collection="parcels", debounce=0)
+async def label(ctx: Context) -> None:
+    print(f"label {{ctx.doc_id}}", flush=True)
+
+@app.reactive_task(collection="orders", debounce="1h")
+async def remind(ctx: Context) -> None: ...
+
+@app.reactive_task(collection="orders", debounce=0, retry_policy=Fixed("1h"))
+async def audit(ctx: Context) -> None:
+    raise ValueError("not today")
+"""
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_burst_ends_when_all_is_planned_and_nothing_is_due(
+    tmp_path: Path, database_uri: str, processes: str
+) -> None:
+    with MongoClient[dict[str, Any]](database_uri) as client:
+        database = client.get_default_database()
+        database["orders"].insert_many([{"_id": number} for number in range(4)])
+        arguments = ("--burst", "--processes", processes)
+        with worker(tmp_path, database_uri, *arguments, module=CHAIN) as process:
+            said, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, said
+        assert sorted(re.findall(r"label (\d)", said)) == ["0", "1", "2"]
+        records = [*database["orders_tasks"].find(), *database["parcels_tasks"].find()]
+        assert {(record["task"], record["status"]) for record in records} == {
+            ("ship", "completed"),
+            ("ship", "failed"),
+            ("label", "completed"),
+            ("remind", "pending"),
+            ("audit", "pending"),
+        }
+
+
+def test_a_burst_does_not_wait_for_a_paused_task(tmp_path: Path, database_uri: str) -> None:
+    with MongoClient[dict[str, Any]](database_uri) as client:
+        database = client.get_default_database()
+        database["orders"].insert_one({"_id": 1})
+        paused = {"task": "handle", "pausedUntil": datetime(9999, 1, 1, tzinfo=UTC)}
+        database["_oplogue_globals"].insert_one({"_id": "controls", "tasks": [paused]})
+        with worker(tmp_path, database_uri, "--burst") as process:
+            said, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, said
+        (record,) = database["orders_tasks"].find()
+        assert record["status"] == "pending"
+
+
+def test_a_burst_without_its_database_fails(tmp_path: Path, free_address: str) -> None:
+    nobody = f"mongodb://{free_address}/shop?serverSelectionTimeoutMS=100"
+    with worker(tmp_path, nobody, "--burst") as process:
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "started again" not in said
+
+
+def test_a_worker_reloads_when_a_file_changes_and_survives_broken_ones(
+    tmp_path: Path, database_uri: str
+) -> None:
+    module = tmp_path / "shop.py"
+    with worker(tmp_path, database_uri, "--reload") as process, MongoClient[Any](database_uri) as client:
+        line_of(process, "instance worker started")
+        client.get_default_database()["orders"].insert_one({"_id": 1})
+        before = int(line_of(process, r"ran 1 in (\d+)")[1])
+        good = module.read_text()
+        module.write_text(good + "\nthis is no Python\n")
+        line_of(process, "files have changed: starting again")
+        line_of(process, "instance worker stopped")
+        line_of(process, "it can't be imported: SyntaxError|SyntaxError")
+        line_of(process, "it is started again when a file changes")
+        (tmp_path / "prices.py").write_text("TOTAL = 7\n")
+        module.write_text("import prices\n" + good.replace("ran {ctx", "now {prices.TOTAL} {ctx"))
+        line_of(process, "instance worker started")
+        client.get_default_database()["orders"].insert_one({"_id": 2})
+        assert int(line_of(process, r"now 7 2 in (\d+)")[1]) != before
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0

@@ -19,16 +19,17 @@ _FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _LOOK = 1.0
 
 
-def attached(target: str) -> int:
+def attached(target: str, *, burst: bool) -> int:
     """Be one worker process of a parent; the exit code."""
-    return Attached(target, debug="--debug" in sys.argv, clock=Clock()).run()
+    return Attached(target, burst=burst, debug="--debug" in sys.argv, clock=Clock()).run()
 
 
 class Attached:
     """The app of one worker process, on the line to its parent."""
 
-    def __init__(self, target: str, *, debug: bool, clock: Clock) -> None:
+    def __init__(self, target: str, *, burst: bool, debug: bool, clock: Clock) -> None:
         self._target = target
+        self._burst = burst
         self._debug = debug
         self._clock = clock
         self._app: App | None = None
@@ -48,7 +49,7 @@ class Attached:
             logging.basicConfig(format=_FORMAT, level=logging.INFO)
         self._tether.start()
         try:
-            app.run()
+            app.run(burst=self._burst)
         except ConfigurationError as error:
             return self._fail(error, code_of(error))
         except Exception as error:  # noqa: BLE001 - the database may not be there yet: the parent tries again

@@ -11,6 +11,7 @@ line to each child ends, and they stop gracefully by themselves (`oplogue.cli.li
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 from collections.abc import Callable, Generator, Sequence
@@ -24,6 +25,8 @@ from oplogue.model.health import Health
 
 _LOOK = 0.1
 _ANSWERS_WITHIN = 2.0
+_RELOAD_WITHIN = 10.0
+"""Who edits a file waits for what runs, but not for ever."""
 
 
 class Processes:
@@ -85,7 +88,9 @@ class Processes:
     def _keep(self) -> None:
         if self._changed is not None and self._changed():
             _say("files have changed: starting again")
-            self._stop()
+            self._stop(within=_RELOAD_WITHIN)
+            if self._signals:
+                return
             for child in self._children:
                 child.note_death()
                 child.start_anew()
@@ -94,7 +99,7 @@ class Processes:
             if death is not None:
                 self._judge(child, death)
             child.start_if_due()
-        if not any(child.wanted for child in self._children) and self._changed is None:
+        if self._verdict is None and self._changed is None and not any(one.wanted for one in self._children):
             self._verdict = OK
 
     def _judge(self, child: Child, death: Death) -> None:
@@ -118,10 +123,13 @@ class Processes:
         if self._verdict is None:
             _say(words)
 
-    def _stop(self) -> None:
+    def _stop(self, within: float = math.inf) -> None:
+        """Gracefully; hard at a second signal, or after so many seconds."""
+        until = self._clock.monotonic() + within
         while any(child.alive for child in self._children):
+            hard = self._signals > 1 or self._clock.monotonic() > until
             for child in self._children:
-                child.tell(signal.SIGKILL if self._signals > 1 else signal.SIGTERM)
+                child.tell(signal.SIGKILL if hard else signal.SIGTERM)
             self._clock.block(_LOOK)
 
     @contextmanager

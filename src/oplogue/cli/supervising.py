@@ -8,10 +8,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
+from pathlib import Path
 
+from oplogue.cli.changes import SourceFiles
 from oplogue.cli.probes import Answer, Probes
 from oplogue.cli.processes import Processes
-from oplogue.cli.targets import check_target
+from oplogue.cli.targets import check_form, check_target
 from oplogue.clock import Clock
 from oplogue.model.health import Health
 
@@ -26,24 +28,41 @@ class Orders:
 
     processes: int = 1
     health: tuple[str, int] | None = None
+    burst: bool = False
+    """End when nothing is left to do."""
+    reload: bool = False
+    """Start again when source files change."""
 
 
 def supervise(target: str, orders: Orders) -> int:
     """Run the app in processes of its own, as ordered; the exit code."""
-    # Found here first, so that a mistake in the target is told once and nothing is started again and again.
-    check_target(target)
     clock = Clock()
-    processes = Processes(_command(target), orders.processes, clock)
+    if orders.reload:
+        # Its code may be broken, and mended while this runs.
+        check_form(target)
+        files = SourceFiles(Path.cwd(), clock)
+    else:
+        # Found here first, so that a mistake in the target is told once and nothing is started again and again.
+        check_target(target)
+        files = None
+    processes = Processes(
+        _command(target, orders),
+        orders.processes,
+        clock,
+        until_quiet=orders.burst,
+        changed=None if files is None else files.have_changed,
+    )
     with ExitStack() as opened:
         if orders.health is not None:
             opened.enter_context(Probes(*orders.health, _answers(processes.health), clock))
         return processes.run()
 
 
-def _command(target: str) -> list[str]:
+def _command(target: str, orders: Orders) -> list[str]:
+    burst = ["--burst"] if orders.burst else []
     debug = ["--debug"] if "--debug" in sys.argv else []
     # -P: a folder named oplogue here must not be taken for the package.
-    return [sys.executable, "-P", "-m", "oplogue.cli", *debug, "worker", target]
+    return [sys.executable, "-P", "-m", "oplogue.cli", *debug, "worker", target, *burst]
 
 
 def _answers(health: Callable[[], Health]) -> dict[str, Callable[[], Answer]]:

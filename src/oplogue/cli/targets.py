@@ -17,9 +17,7 @@ def find_app(target: str) -> App:
     """The App that ``module:name`` stands for. Modules of the working directory are found too."""
     from oplogue.app import App
 
-    path, colon, name = target.partition(":")
-    if not (path and colon and name):
-        raise _refused("not a module and a name in it", target)
+    path, name = check_form(target)
     found: Any = _module(path, target)
     for part in name.split("."):
         if not hasattr(found, part):
@@ -28,6 +26,14 @@ def find_app(target: str) -> App:
     if not isinstance(found, App):
         raise _refused(f"that is a {type(found).__name__}, not an App", target)
     return found
+
+
+def check_form(target: str) -> tuple[str, str]:
+    """The module and the name that a target is made of; ConfigurationError where it is not."""
+    path, colon, name = target.partition(":")
+    if not (path and colon and name):
+        raise _refused("not a module and a name in it", target)
+    return path, name
 
 
 def check_target(target: str) -> None:

@@ -79,6 +79,8 @@ class Executor:
         self._cleared = asyncio.Event()
         self._stopping = asyncio.Event()
         self._loops: list[asyncio.Task[None]] = []
+        self.claims: int = 0
+        """How many claims of pending records were begun."""
 
     # -- life cycle
 
@@ -163,6 +165,12 @@ class Executor:
                 grace = self._settings.bound.total_seconds()
                 asyncio.get_running_loop().call_later(grace, _cancel_if_running, task)
 
+    def may_run(self) -> set[str]:
+        """The tasks that this instance may run now, or runs as many of as may be."""
+        if not self._settings.concurrency:
+            return set()
+        return self._agenda.claimable() | {name for name in self._agenda.kinds if self._agenda.is_full(name)}
+
     @property
     def slots_in_use(self) -> int:
         """How many handlers run now."""
@@ -238,6 +246,7 @@ class Executor:
         if not ids:
             return 0
         claimed_at = self._clock.monotonic()
+        self.claims += 1
         try:
             runs = await source.claim(ids)
         except StoreError as error:

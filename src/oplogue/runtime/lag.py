@@ -39,6 +39,8 @@ class StreamLag:
         self._patience = patience.total_seconds()
         self._read: deque[tuple[ClusterTime, float]] = deque(maxlen=_MOST_ANSWERS)
         self._as_of: float | None = None
+        self.planned_to: ClusterTime | None = None
+        """Every change before it is planned; None until that is known."""
 
     def opened(self, position: Position, cluster_time: ClusterTime) -> None:
         """Reading begins at a position that was planned before."""
@@ -53,6 +55,7 @@ class StreamLag:
 
     def planned(self, position: Position) -> None:
         """Everything before this position is planned."""
+        self.planned_to = position.time
         while self._read and self._read[0][0] <= position.time:
             _, self._as_of = self._read.popleft()
 

@@ -37,6 +37,7 @@ from oplogue.runtime.parts import check_cancelled, end, keep_running, report
 from oplogue.runtime.planner import Planner
 from oplogue.runtime.presence import Presence
 from oplogue.runtime.pulse import Pulse
+from oplogue.runtime.quiet import Quiet
 from oplogue.runtime.reactive import Controls, ReactiveSource
 from oplogue.runtime.reconciler import Reconciler
 from oplogue.runtime.renewal import LoopRenewal, Renewal, ThreadRenewal
@@ -298,6 +299,27 @@ class Supervisor:
             bus=self._bus,
             clock=self._clock,
         )
+
+    async def quiet(self) -> None:
+        """Wait until nothing is left to do here; see `oplogue.runtime.quiet`."""
+        await Quiet(
+            client=self._client,
+            definitions=self._definitions,
+            backlog=Backlog(self._client, "primary", bound=self._settings.bound),
+            records=self._records,
+            own=[task.definition for task in self._tasks],
+            may_run=self._executor.may_run,
+            claims=lambda: self._executor.claims,
+            planned_to=self._planned_to,
+            bound=self._settings.bound,
+            bus=self._bus,
+            clock=self._clock,
+        ).reached()
+
+    async def _planned_to(self) -> ClusterTime | None:
+        if self._lag is not None and self._lag.planned_to is not None:
+            return self._lag.planned_to
+        return await self._leadership.saved_time()
 
     def _here(self) -> Here:
         load = Load(self._settings.concurrency, self._executor.slots_in_use)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from bson import Timestamp
 from pymongo import MongoClient, ReturnDocument
 from pymongo.errors import DuplicateKeyError
 
@@ -138,6 +139,11 @@ class Leadership:
         with bounded(self._bound):
             document = await self._globals.find_one({"_id": LEADER}, {"position": 1})
         return document_in((document or {}).get("position")) or None
+
+    async def saved_time(self) -> Timestamp | None:
+        """Every change before it is planned, as the last leader has noted."""
+        time = (await self.saved() or {}).get("time")
+        return time if isinstance(time, Timestamp) else None
 
     async def leader(self) -> Incumbent | None:
         """Who leads; None where nobody does."""

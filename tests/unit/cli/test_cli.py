@@ -99,6 +99,8 @@ def test_a_group_without_a_command_tells_its_commands(capsys: pytest.CaptureFixt
         (("worker",), ("MODULE:APP", "oplogue worker --help")),
         (("worker", "shop"), ("MODULE:APP", "'shop'", "shop.tasks:app")),
         (("worker", "oplogue.nothing:app"), ("MODULE:APP", "no module 'oplogue.nothing'")),
+        (("worker", "shop", "--reload"), ("MODULE:APP", "'shop'", "shop.tasks:app")),
+        (("worker", "shop:app", "--burst", "--reload"), ("--reload", "--burst")),
         (("worker", "nowhere:app"), ("MODULE:APP", "no module 'nowhere'")),
         (("worker", "oplogue:nothing"), ("MODULE:APP", "has no 'nothing'")),
         (("worker", "oplogue:__all__"), ("MODULE:APP", "list", "not an App")),

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from oplogue.cli import options
+from oplogue.errors import ConfigurationError
 
 
 def worker(
@@ -23,6 +24,15 @@ def worker(
             "--health", metavar="HOST:PORT", help="Answer probes over HTTP there: /live and /ready."
         ),
     ] = None,
+    burst: Annotated[
+        bool,
+        typer.Option(
+            "--burst", help="End when all is planned and nothing is due; a long backoff is not waited for."
+        ),
+    ] = False,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Start again when a Python file below this folder changes.")
+    ] = False,
 ) -> int:
     """Run the tasks of an app. SIGTERM and Ctrl-C stop it gracefully, a second one at once."""
     from oplogue.cli.attached import attached
@@ -30,6 +40,12 @@ def worker(
     from oplogue.cli.supervising import Orders, supervise
 
     if LINE in os.environ:
-        return attached(target)
+        return attached(target, burst=burst)
+    if burst and reload:
+        raise ConfigurationError(
+            "a worker that ends by itself is not started again",
+            option="--reload",
+            expected="either it or --burst",
+        )
     where = None if health is None else options.address(health, option="--health")
-    return supervise(target, Orders(processes=options.processes(processes), health=where))
+    return supervise(target, Orders(options.processes(processes), where, burst=burst, reload=reload))
