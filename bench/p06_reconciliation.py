@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from typing import Any
+from unittest import mock
 
 from bench.lab import Lab, insert, resident
 from bench.model import Benchmark, Contestant, Sample, Target, VoidError
 from oplogue import Context
 from oplogue.model.events import Event
-from oplogue.runtime import supervisor
+from oplogue.runtime.settings import PACE_VARIABLE
 
 COUNT = 1_000_000
 
@@ -29,10 +31,9 @@ async def _oplogue(lab: Lab) -> Sample:
 
 
 async def _reconciled(lab: Lab, database: str, count: int, condition: dict[str, Any]) -> tuple[float, float]:
-    paced, supervisor._PACE = supervisor._PACE, 1.0
     moments: dict[str, float] = {}
     over = asyncio.Event()
-    try:
+    with mock.patch.dict(os.environ, {PACE_VARIABLE: "1"}):
         async with lab.app(database, concurrency=0) as app:
 
             async def handler(_ctx: Context) -> None:
@@ -55,8 +56,6 @@ async def _reconciled(lab: Lab, database: str, count: int, condition: dict[str, 
             async with asyncio.timeout(900):
                 await over.wait()
             return count / (moments["end"] - moments["begin"]), resident() - moments["before"]
-    finally:
-        supervisor._PACE = paced
 
 
 BENCHMARK = Benchmark(

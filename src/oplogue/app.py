@@ -29,7 +29,7 @@ from oplogue.runtime.desk import OneOrMany, SortLike, record_filter
 from oplogue.runtime.lock import Lock
 from oplogue.runtime.meter import Meter
 from oplogue.runtime.parts import end
-from oplogue.runtime.settings import Middleware, TaskFilter, settings_of
+from oplogue.runtime.settings import PACE_VARIABLE, Middleware, TaskFilter, settings_of
 from oplogue.runtime.subscriptions import Subscriber
 from oplogue.runtime.supervisor import Supervisor
 from oplogue.store import Client, Database, Session
@@ -80,6 +80,7 @@ class App:
         self._settings = settings_of(
             instance_id=instance_id,
             process=os.environ.get(SUPERVISED),
+            pace=os.environ.get(PACE_VARIABLE),
             concurrency=concurrency,
             lease=lease,
             shutdown_timeout=shutdown_timeout,

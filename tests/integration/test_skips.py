@@ -97,6 +97,7 @@ class Worker:
             lease=timedelta(minutes=10),
             shutdown_timeout=SECOND,
             cleanup_interval=timedelta(days=1),
+            pace=1.0,
             globals_collection="_oplogue_globals",
             monitoring=Monitoring(),
         )

@@ -18,7 +18,7 @@ from oplogue.model.payloads import (
     Failure,
     LeadershipLost,
     PartFailure,
-    ReconciliationEvent,
+    ReconciliationEstimate,
     ReconciliationProgress,
     RunDeferred,
     RunEnded,
@@ -153,7 +153,14 @@ EVENTS: Mapping[str, EventKind] = {
         logging.INFO, "a reconciliation of {tasks} was asked for", TasksEvent
     ),
     "reconciliation.started": EventKind(
-        logging.INFO, "reconciling {source} for {tasks}", ReconciliationEvent
+        logging.INFO,
+        "reconciling {source} for {tasks}, {documents} documents are done",
+        ReconciliationProgress,
+    ),
+    "reconciliation.progress": EventKind(
+        logging.INFO,
+        "reconciling {source}: {documents} of about {estimate} documents, {per_second} per second",
+        ReconciliationEstimate,
     ),
     "reconciliation.finished": EventKind(
         logging.INFO, "reconciled {source}: {documents} documents", ReconciliationProgress

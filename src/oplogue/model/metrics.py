@@ -99,6 +99,12 @@ LAST_RECONCILIATION = _gauge(
     "last_reconciliation_timestamp_seconds", "When a reconciliation last finished, in Unix time."
 )
 UNRECONCILED = _gauge("unreconciled", "Tasks whose documents are still to be reconciled.")
+RECONCILED_DOCUMENTS = _gauge(
+    "reconciliation_documents", "Documents that the reconciliation under way has planned.", ("collection",)
+)
+DOCUMENTS_TO_RECONCILE = _gauge(
+    "reconciliation_estimated_documents", "About how many documents it has to plan.", ("collection",)
+)
 PLANNED = _counter("planned_documents", "Changed documents that were planned.")
 PARKED = _counter(
     "parked_documents", "Documents that were put aside because they could not be planned.", _TASK

@@ -215,3 +215,15 @@ class ReconciliationProgress(ReconciliationEvent):
     """So many documents were planned so far."""
 
     documents: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconciliationEstimate(ReconciliationProgress):
+    """How long the rest will take."""
+
+    estimate: int
+    """About how many documents there are."""
+    per_second: float
+    """How fast it goes, its rests included."""
+    seconds_left: float | None
+    """How long the rest takes at that speed; None while that is not known."""

@@ -55,6 +55,7 @@ class Console:
             definitions=self.definitions,
             operations=Operations(client, database),
             controls=self.controls,
+            scans=self.scans,
             tell=self._tell,
             bus=Bus(clock, _NAME),
             clock=clock,

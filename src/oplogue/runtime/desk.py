@@ -16,6 +16,7 @@ from oplogue.errors import ConfigurationError, UnknownTaskError
 from oplogue.model.checks import whole
 from oplogue.model.definition import Namespace, TaskDefinition
 from oplogue.model.durations import DurationLike, parse_duration
+from oplogue.model.reconciliation import Reconciliation
 from oplogue.model.record import Page
 from oplogue.model.states import Status
 from oplogue.runtime.bus import Bus
@@ -23,6 +24,7 @@ from oplogue.store.controls import Controls
 from oplogue.store.definitions import Definitions
 from oplogue.store.operations import Operations, Order, RecordFilter
 from oplogue.store.records import FIELDS
+from oplogue.store.scans import Scans, by_source
 from oplogue.store.signals import Topic
 
 _MOST = 500
@@ -46,6 +48,7 @@ class Desk:
         definitions: Definitions,
         operations: Operations,
         controls: Controls,
+        scans: Scans,
         tell: Callable[[Topic, Iterable[str]], Awaitable[None]],
         bus: Bus,
         clock: Clock,
@@ -53,6 +56,7 @@ class Desk:
         self._definitions = definitions
         self._operations = operations
         self._controls = controls
+        self._scans = scans
         self._tell = tell
         self._bus = bus
         self._clock = clock
@@ -109,6 +113,25 @@ class Desk:
         await self._definitions.to_be_reconciled(names)
         self._bus.emit("reconciliation.requested", tasks=names)
         await self._tell(Topic.DEFINITIONS, names)
+
+    async def reconciliations(self) -> tuple[Reconciliation, ...]:
+        """What is being reconciled, or waits for it, and how far it has come; nothing where all is done."""
+        return tuple(await self._scans.progress(await self._definitions.all()))
+
+    async def would_reconcile(self, tasks: OneOrMany) -> tuple[Reconciliation, ...]:
+        """What `reconcile` would begin with the same tasks: which collections, about how many documents."""
+        names = {definition.task for definition in await self._known(_many(tasks, "task"))}
+        asked = [stored for stored in await self._definitions.all() if stored.name in names]
+        return tuple(
+            [
+                Reconciliation(
+                    source=source,
+                    tasks=tuple(sorted(stored.name for stored in group)),
+                    estimate=await self._scans.estimate(source),
+                )
+                for source, group in by_source(asked).items()
+            ]
+        )
 
     async def pause(self, task: str, until: DurationLike | datetime | None) -> None:
         """Start no run of the task on any instance, until then or until it is resumed."""

@@ -176,4 +176,7 @@ def _cluster(here: Here, state: State | None) -> Iterator[Reading]:
     if state.reconciled_at is not None:
         yield Reading(metrics.LAST_RECONCILIATION, (), state.reconciled_at.timestamp())
     yield Reading(metrics.UNRECONCILED, (), state.unreconciled)
+    for source, one in state.reconciliations.items():
+        yield Reading(metrics.RECONCILED_DOCUMENTS, (str(source),), one.documents if one else 0)
+        yield Reading(metrics.DOCUMENTS_TO_RECONCILE, (str(source),), one.estimate if one else 0)
     yield Reading(metrics.INSTANCES, (), len(state.loads))

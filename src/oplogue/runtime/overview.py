@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from oplogue.clock import Clock
+from oplogue.model.definition import Namespace
+from oplogue.model.reconciliation import Reconciliation
 from oplogue.runtime.bus import Bus
 from oplogue.runtime.parts import report
 from oplogue.store.backlog import Backlog, Depths
-from oplogue.store.definitions import Definitions
+from oplogue.store.definitions import Definitions, StoredTask
 from oplogue.store.faults import StoreError
 from oplogue.store.instances import Instances, Load
 from oplogue.store.leadership import Leadership, Progress
+from oplogue.store.scans import Scans, by_source
 
 _FRESH_FOR = 5.0
 
@@ -29,6 +33,8 @@ class State:
     unreconciled: int
     reconciled_at: datetime | None
     """When a task's documents were last reconciled."""
+    reconciliations: dict[Namespace, Reconciliation | None]
+    """For each collection, what is being reconciled or waits for it."""
 
 
 class Overview:
@@ -41,6 +47,7 @@ class Overview:
         backlog: Backlog,
         leadership: Leadership,
         instances: Instances,
+        scans: Scans,
         bus: Bus,
         clock: Clock,
     ) -> None:
@@ -48,6 +55,7 @@ class Overview:
         self._backlog = backlog
         self._leadership = leadership
         self._instances = instances
+        self._scans = scans
         self._bus = bus
         self._clock = clock
         self._state: State | None = None
@@ -81,4 +89,9 @@ class Overview:
             loads=loads,
             unreconciled=sum(not task.reconciled for task in tasks),
             reconciled_at=max((at for at in reconciled if at is not None), default=None),
+            reconciliations=await self._reconciliations(tasks),
         )
+
+    async def _reconciliations(self, tasks: Sequence[StoredTask]) -> dict[Namespace, Reconciliation | None]:
+        under_way = {one.source: one for one in await self._scans.progress(tasks)}
+        return {source: under_way.get(source) for source in by_source(tasks)}

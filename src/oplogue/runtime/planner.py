@@ -168,7 +168,7 @@ class Planner:
         ids: Callable[[], Awaitable[list[Any]]],
         now: Any,
     ) -> None:
-        """Plan a range of documents for a reconciliation, between batches; one by one where the range is refused."""
+        """Plan a range of documents for a reconciliation, between batches; in parts where that fails."""
         stamp = await self._again(lambda: self._planning.stamp(tasks, now, self._bound))
         source = tasks[0].definition.source
         all_new = source not in self._met_before
@@ -179,10 +179,18 @@ class Planner:
             if not as_new:
                 self._met_before.add(source)
         except StoreError as error:
-            self._bus.emit("planner.batch_failed", count=0, error=describe(error))
             changes = [Change(id_, now, now, inserted=True) for id_ in await self._again(ids)]
-            await self._plan_changes(tasks, changes, stamp)
+            if is_stalled(error):
+                await self._stalled(error, len(changes), self._bound)
+                await self._plan_carefully(tasks, changes, stamp)
+            else:
+                self._bus.emit("planner.batch_failed", count=len(changes), error=describe(error))
+                await self._plan_or_hold(tasks, changes, stamp, self._bound)
         self._wake(task.definition.task for task in tasks)
+
+    def holds(self, source: Namespace) -> bool:
+        """Whether documents of that collection are held back: not planned yet, and tried again."""
+        return bool(self._held.changes.get(source))
 
     async def _disrupted(self, event: Event) -> None:
         """A whole collection went or came; events of its single documents are not to be had."""
@@ -324,6 +332,9 @@ class Planner:
                 await self._plan_or_hold(tasks, group[middle:], stamp, bound)
                 return
             self._hold(tasks[0].definition.source, group)
+        else:
+            # Many parts, each of which may take its time: a leader at work must stay in office.
+            self._office.beat()
 
     async def _plan_group(
         self, tasks: list[PlannedTask], group: list[Change], stamp: Stamp, bound: timedelta

@@ -18,12 +18,16 @@ from oplogue.model.policies import Monitoring
 if TYPE_CHECKING:
     from oplogue.runtime.context import Context
 
+PACE_VARIABLE = "OPLOGUE_RECONCILIATION_PACE"
+"""The operator's variable: the share of its time that a reconciliation works."""
+
 TaskFilter = Callable[[str], bool]
 CallNext = Callable[[], Awaitable[None]]
 Middleware = Callable[["Context", CallNext], Awaitable[None]]
 
 _LONGEST_OPERATION = timedelta(seconds=5)
 _SHORTEST_LEASE = timedelta(seconds=1)
+_PACE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,8 @@ class Settings:
     cleanup_interval: timedelta | CronSchedule
     globals_collection: str
     monitoring: Monitoring
+    pace: float
+    """The part of its time that a reconciliation works; it rests for the other, and the database breathes."""
     task_filter: TaskFilter | None = None
     middleware: Sequence[Middleware] = ()
     supervised: bool = False
@@ -52,6 +58,7 @@ def settings_of(
     *,
     instance_id: str | None,
     process: str | None,
+    pace: str | None,
     concurrency: int,
     lease: DurationLike,
     shutdown_timeout: DurationLike,
@@ -61,7 +68,7 @@ def settings_of(
     task_filter: TaskFilter | None,
     middleware: Middleware | Sequence[Middleware],
 ) -> Settings:
-    """The options of an app, checked; ``process`` is the number that a supervising parent gave to this one."""
+    """The options of an app, checked; of the environment, the number that a supervising parent gave, and the pace."""
     if monitoring is not None and not isinstance(monitoring, Monitoring):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise _refused("of the wrong type", "monitoring", monitoring, "Monitoring(...)")
     if task_filter is not None and not callable(task_filter):
@@ -77,9 +84,20 @@ def settings_of(
         globals_collection=check_collection(globals_collection, option="globals_collection"),
         monitoring=monitoring or Monitoring(),
         task_filter=task_filter,
+        pace=_PACE if pace is None else _share(pace),
         supervised=process is not None,
         middleware=_middleware(middleware),
     )
+
+
+def _share(value: str) -> float:
+    try:
+        share = float(value)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise _refused("not a share", PACE_VARIABLE, value, "a number above 0, at most 1; 1 takes no rests")
+    return share
 
 
 def _instance_id(value: str | None, process: str | None) -> str:

@@ -65,7 +65,6 @@ from oplogue.store.stream import operation_time
 from oplogue.store.tasks import TaskRecords
 from oplogue.store.totals import Totals
 
-_PACE = 0.5
 _PATIENCE = timedelta(seconds=5)
 _DEFINITIONS_EVERY = 10.0
 
@@ -140,6 +139,7 @@ class Supervisor:
             definitions=self._definitions,
             operations=Operations(client, database),
             controls=self._controls,
+            scans=self._scans,
             tell=self._tell,
             bus=bus,
             clock=clock,
@@ -288,6 +288,7 @@ class Supervisor:
                 backlog=Backlog(self._client, settings.monitoring.read_preference, bound=bound),
                 leadership=self._leadership,
                 instances=self._instances,
+                scans=self._scans,
                 bus=self._bus,
                 clock=self._clock,
             ),
@@ -516,11 +517,13 @@ class Supervisor:
         return Reconciler(
             tasks=[task for task in stored if not task.reconciled],
             plan=plan,
+            holds=planner.holds,
             scans=self._scans,
             definitions=self._definitions,
             finished=self._clean_up,
+            overtaken=self._redefined.set,
             office=office,
-            pace=_PACE,
+            pace=self._settings.pace,
             bus=self._bus,
             clock=self._clock,
         )
@@ -549,4 +552,5 @@ def _defined(tasks: Iterable[StoredTask]) -> set[tuple[str, str, int]]:
 
 
 def _unreconciled(tasks: Iterable[StoredTask]) -> set[tuple[str, int]]:
+    """What is to be met; a request that came while an older one is being met is another."""
     return {(task.name, task.epoch) for task in tasks if not task.reconciled}

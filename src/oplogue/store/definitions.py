@@ -34,7 +34,8 @@ _HASH_LENGTH = 16
 _REPLACED = 20
 """How many replaced hashes are remembered."""
 _EPOCH: Expr = when({"$in": [{"$type": "$epoch"}, ["int", "long"]]}, "$epoch", 0)
-_NEXT: Expr = {"$add": [_EPOCH, 1]}
+# Not a mere count: a definition that was deleted and announced again must not repeat a number.
+_NEXT: Expr = {"$max": [{"$add": [_EPOCH, 1]}, {"$toLong": NOW}]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +97,22 @@ class Definitions:
         stored = (_stored(document) for document in documents)
         return [task for task in stored if task is not None]
 
-    async def reconciled(self, tasks: Sequence[StoredTask]) -> None:
-        """Note that all documents were planned for these triggers; not where it was asked for anew meanwhile."""
+    async def reconciled(self, tasks: Sequence[StoredTask]) -> list[str]:
+        """Note that all documents were planned for these requests; the names of those that still stood.
+
+        A request that came meanwhile stands on, whoever writes this: a leader whose term is over, too.
+        """
+        met: list[str] = []
         for task in tasks:
+            request = {"_id": _PREFIX + task.name, "hash": task.planned.hash}
             with bounded(self._bound):
-                await self._globals.update_one(
-                    {
-                        "_id": _PREFIX + task.name,
-                        "hash": task.planned.hash,
-                        "$expr": {"$eq": [_EPOCH, task.epoch]},
-                    },
+                result = await self._globals.update_one(
+                    {**request, "$expr": {"$eq": [_EPOCH, task.epoch]}},
                     [{"$set": {"reconciled": True, "reconciledAt": NOW}}],
                 )
+            if result.matched_count:
+                met.append(task.name)
+        return met
 
     async def to_be_reconciled(self, names: Sequence[str] | None = None) -> None:
         """These tasks, or all, must be reconciled: history was lost, or somebody asked for it."""
@@ -149,6 +154,7 @@ def _announced(definition: TaskDefinition, carried: Collection_[str]) -> Expr:
     in_force = {
         **{name: literal(value) for name, value in fields.items()},
         "reconciled": when(same, first_set("$reconciled", False), done),
+        # Whatever was scanned for another trigger is worth nothing, also when this one was in force before.
         "epoch": when(same, _EPOCH, _NEXT),
         # A lower version (a rollback, an old instance) changes nothing.
         "handlerVersion": {"$max": [first_set("$handlerVersion", 0), version]},
@@ -225,4 +231,4 @@ def _stored(document: Document) -> StoredTask | None:
 
 
 def _whole(value: Any) -> int:
-    return int(value) if isinstance(value, int) else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0

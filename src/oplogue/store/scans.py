@@ -1,52 +1,74 @@
 """Scanning a source collection in ranges of ``_id``, and the checkpoints of that.
 
-Ranges are compared with ``$expr``: the total order of BSON. Query operators compare within one type only, and a
-collection with ids of mixed types would be scanned in part.
+The order is that of the ``_id`` index, the total order of BSON: a collection may have ids of mixed types. Range ends
+are looked up in the index alone, no document is read for them; conditions on a range are made with ``$expr``, since
+query operators compare within one type only.
+
+A checkpoint is one document for each collection in the globals collection. It holds *which requests* are being met:
+each task's name, the hash of its trigger and the number of its request to be reconciled. A scan goes on at a
+checkpoint of the same requests alone: when the set of tasks, a trigger or a request is another, documents before the
+checkpoint may have changed unseen. Its writes carry the leader's term; a former leader's match nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from pymongo import ASCENDING
+from bson import MaxKey
+from pymongo import ASCENDING, ReturnDocument
+from pymongo.asynchronous.cursor import AsyncCursor
 from pymongo.errors import DuplicateKeyError
 
+from oplogue.errors import LeadershipLostError
 from oplogue.model.definition import Namespace
-from oplogue.store.connection import PLAIN, Client, Collection, bounded, ours
+from oplogue.model.reconciliation import Reconciliation
+from oplogue.store.connection import PLAIN, Client, Collection, Document, bounded, ours
 from oplogue.store.definitions import StoredTask
-from oplogue.store.expressions import NOW, literal
+from oplogue.store.documents import key_of
+from oplogue.store.expressions import NOW, ROOT, Expr, literal, merged, when
+from oplogue.store.fields import aware_or_none, document_in
 
 _PREFIX = "scan:"
+_HIGHEST_TERM = 2**52
+"""What is above was edited by hand, and must not end reconciliations for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """An id that a range begins after, or ends with; it may be null."""
+
+    id: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
     """Documents after one id, up to and with another; None: from the start, to the end."""
 
-    after: Any | None
-    last: Any | None
+    after: Edge | None
+    last: Edge | None
     size: int
 
     def selection(self) -> dict[str, Any]:
         """The range as a condition."""
         bounds: list[Any] = []
         if self.after is not None:
-            bounds.append({"$gt": ["$_id", literal(self.after)]})
+            bounds.append({"$gt": ["$_id", literal(self.after.id)]})
         if self.last is not None:
-            bounds.append({"$lte": ["$_id", literal(self.last)]})
+            bounds.append({"$lte": ["$_id", literal(self.last.id)]})
         return {"$expr": {"$and": bounds}} if bounds else {}
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """How far a scan got, for which triggers."""
+    """How far a scan got."""
 
-    last: Any
-    documents: int
+    last: Edge | None = None
+    documents: int = 0
+    complete: bool = False
+    """All ranges are planned."""
 
 
 class Scans:
@@ -54,67 +76,166 @@ class Scans:
 
     def __init__(self, client: Client, globals_: Namespace, *, bound: timedelta) -> None:
         self._client = client
-        self._globals: Collection = ours(client, globals_).with_options(codec_options=PLAIN)
+        self._globals = self._plain(globals_)
         self._bound = bound
 
-    async def next_range(self, source: Namespace, after: Any | None, size: int) -> Range:
+    def _plain(self, namespace: Namespace) -> Collection:
+        return ours(self._client, namespace).with_options(codec_options=PLAIN)
+
+    # -- ranges
+
+    async def next_range(self, source: Namespace, after: Edge | None, size: int) -> Range:
         """The next documents in the order of their ids; the last range has no end."""
-        start = Range(after, None, size).selection()
-        ends = self._documents(source).find(start, {"_id": 1})
-        with bounded(self._bound):
-            found = await ends.sort("_id", ASCENDING).skip(size - 1).limit(1).to_list()
+        if not _is_highest(after):
+            before = 0 if after is None else 1
+            with bounded(self._bound):
+                ends = self._in_order(source, after).skip(size - 1 + before).limit(1)
+                found = await ends.to_list()
             if found:
-                return Range(after, found[0]["_id"], size)
-            rest = await self._documents(source).count_documents(start, limit=size)
-        return Range(after, None, rest)
+                return Range(after, Edge(found[0]["_id"]), size)
+        rest = await self.ids(source, Range(after, None, size))
+        return Range(after, None, len(rest))
 
     async def ids(self, source: Namespace, within: Range) -> list[Any]:
         """The ids of a range, for planning it document by document."""
+        if _is_highest(within.after):
+            return []
+        found: list[Any] = []
         with bounded(self._bound):
-            found = await self._documents(source).find(within.selection(), {"_id": 1}).to_list()
-        return [document["_id"] for document in found]
+            async for document in self._in_order(source, within.after).limit(within.size + 1):
+                if not _is(document, within.after):
+                    found.append(document["_id"])
+                if _is(document, within.last):
+                    return found
+            if within.last is None and within.after is not None:
+                # A lower bound of an index leaves out the highest of all values.
+                highest = await self._plain(source).find({"_id": MaxKey()}, {"_id": 1}).to_list()
+                found += [document["_id"] for document in highest]
+        return found
+
+    def _in_order(self, source: Namespace, start: Edge | None) -> AsyncCursor[Document]:
+        """Ids by the index alone, from one on."""
+        cursor = self._plain(source).find({}, {"_id": 1}).sort("_id", ASCENDING)
+        return cursor.hint([("_id", ASCENDING)]) if start is None else _from(cursor, start)
 
     async def estimate(self, source: Namespace) -> int:
         """About how many documents there are."""
         with bounded(self._bound):
-            return await self._documents(source).estimated_document_count()
+            return await ours(self._client, source).estimated_document_count()
 
-    async def checkpoint(self, source: Namespace, tasks: Sequence[StoredTask]) -> Checkpoint | None:
-        """Where a scan for exactly these triggers and requests broke off."""
-        with bounded(self._bound):
-            found = await self._globals.find_one({"_id": f"{_PREFIX}{source}", "tasks": _set(tasks)})
-        return None if found is None else Checkpoint(found["last"], int(found["documents"]))
+    # -- checkpoints
 
-    async def save(
-        self, source: Namespace, tasks: Sequence[StoredTask], reached: Checkpoint, term: int
-    ) -> None:
-        """Note how far the scan got, unless a later term did so already."""
-        progress = {
-            "tasks": literal(_set(tasks)),
-            "last": literal(reached.last),
+    async def begin(
+        self, source: Namespace, tasks: Sequence[StoredTask], estimate: int, term: int
+    ) -> Checkpoint:
+        """Where a scan for exactly these requests broke off; else it starts now."""
+        requests = _requests(tasks)
+        same: Expr = {"$and": [{"$eq": ["$requests", literal(requests)]}, {"$ne": ["$over", True]}]}
+        fresh = {"requests": literal(requests), "documents": 0, "startedAt": NOW}
+        now = {"_id": literal(_id_of(source)), "estimate": estimate, "term": term, "at": NOW}
+        found = await self._write(source, term, [{"$replaceWith": merged(when(same, ROOT, fresh), now)}])
+        last = document_in(found.get("last"))
+        documents = found.get("documents")
+        return Checkpoint(
+            Edge(last["id"]) if "id" in last else None,
+            documents if isinstance(documents, int) else 0,
+            found.get("complete") is True,
+        )
+
+    async def save(self, source: Namespace, reached: Checkpoint, per_second: float, term: int) -> None:
+        """Note how far the scan got; LeadershipLostError when a later term scans."""
+        progress: dict[str, Any] = {
             "documents": reached.documents,
+            "complete": reached.complete,
+            "perSecond": per_second,
             "term": term,
             "at": NOW,
         }
-        not_later = {"$or": [{"term": {"$lte": term}}, {"term": {"$not": {"$type": "number"}}}]}
-        with contextlib.suppress(DuplicateKeyError), bounded(self._bound):
-            await self._globals.update_one(
-                {"_id": f"{_PREFIX}{source}", **not_later}, [{"$set": progress}], upsert=True
-            )
+        if reached.last is not None:
+            progress["last"] = {"id": literal(reached.last.id)}
+        await self._write(source, term, [{"$set": progress}])
 
-    async def finish(self, source: Namespace) -> None:
-        """The scan is over."""
+    async def finish(self, source: Namespace, term: int) -> None:
+        """The scan is over, and its requests are met."""
+        await self._write(source, term, [{"$set": {"over": True, "at": NOW, "term": term}}])
+
+    async def _write(self, source: Namespace, term: int, change: list[dict[str, Any]]) -> Document:
+        """Change the checkpoint, unless a later term did so."""
+        theirs = {"_id": _id_of(source), "$nor": [{"term": {"$gt": term, "$lt": _HIGHEST_TERM}}]}
+        try:
+            with bounded(self._bound):
+                found = await self._globals.find_one_and_update(
+                    theirs, change, upsert=True, return_document=ReturnDocument.AFTER
+                )
+        except DuplicateKeyError:
+            raise LeadershipLostError(f"term {term} is over") from None
+        return document_in(found)
+
+    # -- looking
+
+    async def progress(self, tasks: Iterable[StoredTask]) -> list[Reconciliation]:
+        """How far it has come, for each collection of those tasks that are not reconciled."""
+        groups = by_source(task for task in tasks if not task.reconciled)
+        if not groups:
+            return []
         with bounded(self._bound):
-            await self._globals.delete_one({"_id": f"{_PREFIX}{source}"})
+            ids = [_id_of(source) for source in groups]
+            found = await self._globals.find({"_id": {"$in": ids}, "over": {"$ne": True}}).to_list()
+        scans = {document["_id"]: document for document in found}
+        return [
+            await self._told(source, group, scans.get(_id_of(source), {}))
+            for source, group in sorted(groups.items(), key=lambda item: str(item[0]))
+        ]
 
-    def _documents(self, source: Namespace) -> Collection:
-        return ours(self._client, source).with_options(codec_options=PLAIN)
+    async def _told(self, source: Namespace, tasks: Sequence[StoredTask], scan: Document) -> Reconciliation:
+        names = tuple(sorted(task.name for task in tasks))
+        documents, estimate, per_second = (_number(scan, name) for name in _TOLD)
+        if scan.get("requests") != _requests(tasks):
+            # Not begun, or begun for requests that have been overtaken: it starts again.
+            return Reconciliation(source=source, tasks=names, estimate=await self.estimate(source))
+        return Reconciliation(
+            source=source,
+            tasks=names,
+            documents=int(documents),
+            estimate=max(int(estimate), int(documents)),
+            per_second=per_second,
+            started_at=aware_or_none(scan.get("startedAt")),
+            seen_at=aware_or_none(scan.get("at")),
+        )
 
 
-def _set(tasks: Sequence[StoredTask]) -> list[list[str | int]]:
-    """What a scan is for. Documents behind its checkpoint may have changed unseen before a later request."""
-    return [[name, hash_, epoch] for name, hash_, epoch in sorted(map(_request, tasks))]
+_TOLD = ("documents", "estimate", "perSecond")
 
 
-def _request(task: StoredTask) -> tuple[str, str, int]:
-    return task.name, task.planned.hash, task.epoch
+def by_source(tasks: Iterable[StoredTask]) -> dict[Namespace, list[StoredTask]]:
+    """Tasks by the collection whose documents they are planned for: each is scanned once for all of them."""
+    groups: dict[Namespace, list[StoredTask]] = {}
+    for task in tasks:
+        groups.setdefault(task.planned.definition.source, []).append(task)
+    return groups
+
+
+def _from(cursor: AsyncCursor[Document], start: Edge) -> AsyncCursor[Document]:
+    """With that id: the server has no bound of an index that leaves the id itself out."""
+    return cursor.min([("_id", start.id)]).hint([("_id", ASCENDING)])
+
+
+def _is(document: Document, edge: Edge | None) -> bool:
+    return edge is not None and bool(key_of(document["_id"]) == key_of(edge.id))
+
+
+def _is_highest(edge: Edge | None) -> bool:
+    return edge is not None and isinstance(edge.id, MaxKey)
+
+
+def _id_of(source: Namespace) -> str:
+    return f"{_PREFIX}{source}"
+
+
+def _number(scan: Document, name: str) -> float:
+    value = scan.get(name)
+    return value if isinstance(value, (int, float)) and value >= 0 else 0
+
+
+def _requests(tasks: Sequence[StoredTask]) -> list[list[Any]]:
+    return sorted([task.name, task.planned.hash, task.epoch] for task in tasks)

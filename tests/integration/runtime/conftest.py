@@ -12,18 +12,25 @@ from pymongo.asynchronous.database import AsyncDatabase
 from tests.support.running import Stage
 
 from oplogue import App
+from oplogue.runtime.settings import PACE_VARIABLE
 
 Document = dict[str, Any]
 MakeStage = Callable[..., Stage]
 
 
 @pytest.fixture
-async def make_stage(database_uri: str, client: AsyncMongoClient[Document]) -> AsyncIterator[MakeStage]:
-    """Make an app of the test's database; options are those of `App`. Stopped before the client is closed."""
+async def make_stage(
+    database_uri: str, client: AsyncMongoClient[Document], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[MakeStage]:
+    """Make an app of the test's database; options are those of `App`. Stopped before the client is closed.
+
+    ``pace``: how much of its time a reconciliation works. Next to nothing of it: it rests after its first range.
+    """
     stages: list[Stage] = []
 
-    def make(**options: Any) -> Stage:
+    def make(*, pace: float = 0.5, **options: Any) -> Stage:
         usual: dict[str, Any] = {"uri": database_uri, "lease": "6s", "shutdown_timeout": "5s"}
+        monkeypatch.setenv(PACE_VARIABLE, str(pace))
         stage = Stage(App(**{**usual, **options}))
         stages.append(stage)
         return stage

@@ -293,6 +293,23 @@ async def test_last_reconciliation_is_told_and_what_is_still_to_be_reconciled(
     assert (scraped.one("unreconciled"), scraped.one("reconciliations_total")) == (0, 1)
 
 
+async def test_a_reconciliation_under_way_is_told_with_its_estimate(
+    make_stage: MakeStage, orders: AsyncCollection[Document], clock: SkippingClock
+) -> None:
+    await orders.insert_many([{"_id": number} for number in range(1_200)])
+    stage = make_stage(lease="10m", concurrency=0, pace=1e-9)
+
+    @stage.app.reactive_task(task="sync", collection="orders")
+    async def sync(ctx: Context) -> None: ...
+
+    await stage.app.start()
+    await stage.next("reconciliation.progress")
+    scraped = await scrape(stage.app)
+    collection = f"{stage.app.database.name}.orders"
+    assert scraped.one("reconciliation_documents", collection=collection) == 1_000
+    assert scraped.one("reconciliation_estimated_documents", collection=collection) == 1_200
+
+
 # -- the stream's lag
 
 

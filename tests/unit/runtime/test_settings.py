@@ -14,6 +14,7 @@ from oplogue.runtime.settings import Settings, settings_of
 USUAL: dict[str, Any] = {
     "instance_id": None,
     "process": None,
+    "pace": None,
     "concurrency": 10,
     "lease": "60s",
     "shutdown_timeout": "30s",
@@ -77,3 +78,15 @@ def test_processes_of_one_worker_are_instances_of_their_own() -> None:
     assert (only.instance_id, only.supervised) == ("shop", True)
     assert settings().instance_id != settings().instance_id
     assert not settings().supervised
+
+
+def test_a_reconciliation_works_half_of_the_time_unless_the_operator_says_otherwise() -> None:
+    assert settings().pace == 0.5
+    assert settings(pace="0.1").pace == 0.1
+    assert settings(pace="1").pace == 1
+
+
+@pytest.mark.parametrize("value", ["", "0", "-1", "1.5", "nan", "half"])
+def test_a_pace_that_is_no_share_is_refused_with_the_name_of_the_variable(value: str) -> None:
+    with pytest.raises(ConfigurationError, match="OPLOGUE_RECONCILIATION_PACE"):
+        settings(pace=value)
