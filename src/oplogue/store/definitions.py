@@ -49,7 +49,7 @@ class StoredTask:
     reconciled_at: datetime | None = None
     """When its documents were last reconciled."""
     epoch: int = 0
-    """How often a reconciliation was asked for: what one scan did for an earlier request is not done for a later."""
+    """The number of the newest request to reconcile: what a scan did for an earlier one is not done for a later."""
 
     @property
     def name(self) -> str:
