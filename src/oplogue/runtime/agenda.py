@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from oplogue.clock import Clock
-from oplogue.model.shares import fair_shares
+from oplogue.model.shares import Offer, fair_shares
 from oplogue.runtime.work import Kind
 from oplogue.store.tasks import Look, Wanted
 
@@ -45,6 +45,9 @@ class Agenda:
         # With few tasks every look asks for the first records of each; with many, of those that are hot: due at
         # the last look, or told of by the planner.
         self._hot: set[str] = set()
+        # Rounds of claims, and in which of them each task got its last share.
+        self._round = 0
+        self._served_in: defaultdict[str, int] = defaultdict(int)
         # Claimed records leave deleted entries at the front of the index, which every look would walk over.
         self._floors: dict[str, datetime] = {}
         self._floors_since = clock.monotonic()
@@ -99,7 +102,7 @@ class Agenda:
         few = len(self.kinds) <= _FEW_KINDS
         self._drop_old_floors()
         return {
-            name: Wanted(self._room_of(name, room), self._floors.get(name))
+            name: Wanted(self.room_of(name, room), self._floors.get(name))
             for name in names
             if few or name in self._hot
         }
@@ -116,23 +119,35 @@ class Agenda:
             self._drop_held_back(look)
         self._raise_floors(looks, room)
         offers = {name: len(ids) for look in looks for name, ids in look.due.items()}
-        priorities = {name: self.kinds[name].priority for name in offers}
         overdue = {name for look in looks for name in _overdue(look)}
         missed = overdue - self._hot - offers.keys()
         self._hot = overdue
         rest = min(_until_next(looks), self._until_unthrottled())
-        return Choice(fair_shares(room, offers, priorities), bool(missed), rest)
+        return Choice(self._share(room, offers), bool(missed), rest)
+
+    def _share(self, room: int, offers: Mapping[str, int]) -> dict[str, int]:
+        shares = fair_shares(
+            room,
+            [
+                Offer(name, count, self.kinds[name].priority, self.held[name], self._served_in[name])
+                for name, count in offers.items()
+            ],
+        )
+        self._round += 1
+        self._served_in.update(dict.fromkeys(shares, self._round))
+        return shares
 
     def _raise_floors(self, looks: Sequence[Look], room: int) -> None:
         """While looks come back full, the next begins where the last one ended; a short look begins anew."""
         for look in looks:
             for name, ids in look.due.items():
-                if len(ids) >= self._room_of(name, room):
+                if len(ids) >= self.room_of(name, room):
                     self._floors[name] = look.reached[name] - _FLOOR_MARGIN
                 else:
                     self._floors.pop(name, None)
 
-    def _room_of(self, name: str, room: int) -> int:
+    def room_of(self, name: str, room: int) -> int:
+        """How many of the task may be claimed, where there is so much room for all."""
         limit = self.kinds[name].concurrency
         return room if limit is None else min(room, limit - self.held[name])
 

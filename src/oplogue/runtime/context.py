@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -164,33 +165,49 @@ class Context:
 
 
 class BlockingContext(Context):
-    """The same context for a handler in a thread: what it awaits runs in the app's event loop."""
+    """The same context for a handler in a thread: what it awaits runs in the app's event loop.
 
-    __slots__ = ("_loop",)
+    A plain function may return a coroutine, as a decorator around an ``async def`` does. That runs in the event loop,
+    which must not be blocked by what only it can do: there these are awaited like those of `Context`.
+    """
+
+    __slots__ = ("_loop", "_loop_thread")
 
     def __init__(self, run: Run, loop: asyncio.AbstractEventLoop) -> None:
+        """Made in the loop's own thread."""
         super().__init__(run)
         self._loop = loop
+        self._loop_thread = threading.get_ident()
 
     def get_document(  # type: ignore[override]  # a plain handler calls it without await
         self, *, projection: Any = None, session: Session | None = None, **find_options: Any
     ) -> dict[str, Any]:
         """As `Context.get_document`, blocking this thread."""
-        look = _get_document(self._run, projection, session, find_options)
-        return asyncio.run_coroutine_threadsafe(look, self._loop).result()
+        return self._block_on(_get_document(self._run, projection, session, find_options))
 
     def mark_completed(  # type: ignore[override]  # a plain handler calls it without await
         self, *, session: Session | None = None
     ) -> None:
         """As `Context.mark_completed`, blocking this thread."""
-        write = _mark_completed(self._run, session)
-        asyncio.run_coroutine_threadsafe(write, self._loop).result()
+        return self._block_on(_mark_completed(self._run, session))
 
     def throttle_all(self, until: DurationLike | datetime, scope: Scope = "instance") -> None:
         """As `Context.throttle_all`."""
         _check_scope(scope)
         moment = _moment(until, "throttle_all")
-        self._loop.call_soon_threadsafe(lambda: Context.throttle_all(self, moment, scope))
+        if self._is_in_loop:
+            super().throttle_all(moment, scope)
+        else:
+            self._loop.call_soon_threadsafe(lambda: Context.throttle_all(self, moment, scope))
+
+    @property
+    def _is_in_loop(self) -> bool:
+        return threading.get_ident() == self._loop_thread
+
+    def _block_on(self, work: Coroutine[Any, Any, Any]) -> Any:
+        if self._is_in_loop:
+            return work
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
 def describe_error(error: BaseException) -> str:

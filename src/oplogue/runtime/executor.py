@@ -8,9 +8,9 @@ Three loops, and a settler that writes what has ended::
 
 Claims run ahead of the slots, by about as much as is worked off while a few claims are under way (0.1 s to 1 s),
 so that short handlers don't wait for round trips; what is claimed and not started is given back when its task is
-throttled or the instance stops. The claim loop sleeps until something stirs: a wake-up from the planner, a slot that
-came free, the due time that the last look announced, or, as a net below all of these, an idle time that grows while
-nothing is found.
+throttled, when the instance stops, or when the runs before it get so slow that it would wait for seconds. The claim
+loop sleeps until something stirs: a wake-up from the planner, a slot that came free, the due time that the last look
+announced, or, as a net below all of these, an idle time that grows while nothing is found.
 
 Records whose lease was lost are *suspects*: their process may have died of them. They are claimed apart, one
 small group at a time, so that the neighbours of a killer live.
@@ -21,14 +21,14 @@ A look or a claim that fails is reported and tried again.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from oplogue.clock import Clock
 from oplogue.model.outcomes import Outcome, Released, Succeeded
 from oplogue.runtime.agenda import LONGEST_REST, Agenda
+from oplogue.runtime.buffer import Buffer
 from oplogue.runtime.bus import Bus
 from oplogue.runtime.context import Moment, Run, Scope
 from oplogue.runtime.leases import LeaseBook
@@ -69,11 +69,12 @@ class Executor:
         self._agenda = Agenda(kinds=kinds, allowed=settings.task_filter, clock=clock)
         self._settler = Settler(sources=sources, settled=self._settled, meter=meter, bus=bus, clock=clock)
         self._source_of = {kind.name: source for source in sources for kind in source.kinds}
-        self._buffer: dict[int, deque[Run]] = defaultdict(deque)
-        self._buffered = 0
+        self._buffer = Buffer()
         self._running: dict[Run, asyncio.Task[None]] = {}
         self._suspects: set[Run] = set()
         self._ahead = _LEAST_AHEAD
+        self._checked_at = 0.0
+        """When the buffer was last looked through for what waits too long."""
         self._crowded = False
         self._stirred = asyncio.Event()
         self._cleared = asyncio.Event()
@@ -186,11 +187,13 @@ class Executor:
     async def _claim_loop(self) -> None:
         idle = _FIRST_IDLE
         while not self._stopping.is_set():
+            self._release_late()
             room = self._room()
             self._stirred.clear()
             self._crowded = room <= 0
             if self._crowded:
-                await self._clock.wait(self._stirred, None)
+                late = self._settings.bound.total_seconds() / 4 if self._buffer else None
+                await self._clock.wait(self._stirred, late)
                 continue
             asked_at = self._clock.monotonic()
             found, rest = await self._claim_round(room)
@@ -207,8 +210,8 @@ class Executor:
         """How many records a claim may take now; 0 while it would be too few to be worth its round trips."""
         slots = self._settings.concurrency
         ahead = min(_MOST_AHEAD, int(self._settler.rate * self._ahead))
-        room = slots + ahead - len(self._running) - self._buffered
-        starving = not self._buffered and len(self._running) < slots
+        room = slots + ahead - len(self._running) - len(self._buffer)
+        starving = not self._buffer and len(self._running) < slots
         return room if starving or room * 4 >= slots + ahead else 0
 
     async def _claim_round(self, room: int) -> tuple[bool, float]:
@@ -280,8 +283,7 @@ class Executor:
             if self._agenda.came_too_late(run.record.task, asked_at):
                 self._finish(Ended(run, Released()))
             else:
-                self._buffer[self._agenda.kinds[run.record.task].priority].append(run)
-                self._buffered += 1
+                self._buffer.add(run, self._agenda.kinds[run.record.task].priority)
         if self._stopping.is_set():
             self._release()
 
@@ -297,13 +299,15 @@ class Executor:
 
     async def _reclaim(self, source: Source) -> None:
         names = self._agenda.claimable()
-        mine = [kind.name for kind in source.kinds if kind.name in names]
         room = self._settings.concurrency - len(self._running)
-        if not mine or room <= 0:
+        rooms = {
+            kind.name: self._agenda.room_of(kind.name, room) for kind in source.kinds if kind.name in names
+        }
+        if not rooms or room <= 0:
             return
         claimed_at = self._clock.monotonic()
         try:
-            runs = await source.reclaim(mine, room)
+            runs = await source.reclaim(rooms, room)
         except StoreError as error:
             self._bus.emit("claim.failed", source=str(source.namespace), error=describe(error))
             return
@@ -315,18 +319,13 @@ class Executor:
 
     def _start_more(self) -> None:
         free = self._settings.concurrency - len(self._running)
-        while free > 0 and self._buffered:
-            run = self._next_buffered()
+        while free > 0 and self._buffer:
+            run = self._buffer.pop()
             if run.lost:
                 self._forget(run)
                 continue
             self._running[run] = asyncio.create_task(self._run(run))
             free -= 1
-
-    def _next_buffered(self) -> Run:
-        priority = max(priority for priority, runs in self._buffer.items() if runs)
-        self._buffered -= 1
-        return self._buffer[priority].popleft()
 
     async def _run(self, run: Run) -> None:
         outcome: Outcome | None = None
@@ -343,7 +342,7 @@ class Executor:
                     self._stirred.set()
             else:
                 self._finish(Ended(run, outcome))
-            if self._buffered:
+            if self._buffer:
                 self._start_more()
             if self._crowded:
                 self._stirred.set()
@@ -379,14 +378,23 @@ class Executor:
 
     def _release(self, task: str | None = None) -> None:
         """Give back claimed records that have not started, of one task or of all."""
-        for runs in self._buffer.values():
-            given_back = [run for run in runs if task is None or run.record.task == task]
-            kept = [run for run in runs if task is not None and run.record.task != task]
-            runs.clear()
-            runs.extend(kept)
-            self._buffered -= len(given_back)
-            for run in given_back:
-                self._finish(Ended(run, Released()))
+        self._give_back(lambda run: task is None or run.record.task == task)
+
+    def _release_late(self) -> None:
+        """Give back what was claimed ahead and has not started in time: the runs before it got slower.
+
+        Other instances may have slots for it, and what was read for it gets old.
+        """
+        now, patience = self._clock.monotonic(), self._settings.bound.total_seconds()
+        if not self._buffer or now - self._checked_at < patience / 4:
+            return
+        self._checked_at = now
+        # A suspect that was given back would be claimed among fresh ones.
+        self._give_back(lambda run: run.claimed_at < now - patience and run not in self._suspects)
+
+    def _give_back(self, unwanted: Callable[[Run], bool]) -> None:
+        for run in self._buffer.take_back(unwanted):
+            self._finish(Ended(run, Released()))
 
 
 def _cancel_if_running(task: asyncio.Task[None]) -> None:

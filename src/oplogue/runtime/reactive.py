@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -91,9 +91,9 @@ class ReactiveSource:
         claimed = await self._records.claim(ids, owner=self._settings.instance_id, lease=self._settings.lease)
         return [self._new_run(record) for record in claimed]
 
-    async def reclaim(self, names: Sequence[str], limit: int) -> list[Run]:
+    async def reclaim(self, rooms: Mapping[str, int], limit: int) -> list[Run]:
         """Take a group of suspects, or fail those for good that lost their lease alone at their last attempt."""
-        suspects = await self._records.suspects(names, _GROUPS[0])
+        suspects = await self._suspects(list(rooms))
         dead = [suspect for suspect in suspects if self._is_dead(suspect)]
         await self._bury(dead)
         alive = [suspect for suspect in suspects if suspect not in dead]
@@ -101,8 +101,19 @@ class ReactiveSource:
             return []
         least = min(suspect.lost for suspect in alive)
         size = min(limit, _GROUPS[min(least, len(_GROUPS) - 1)])
-        group = [suspect.id for suspect in alive if suspect.lost == least][:size]
+        group = _with_room([suspect for suspect in alive if suspect.lost == least], rooms)[:size]
         return [self._new_run(record) for record in await self._claim_suspects(group)]
+
+    async def _suspects(self, names: Sequence[str]) -> list[Suspect]:
+        """The oldest, but of tasks that are paused, throttled or left to newer code."""
+        found = await self._records.suspects(names, _GROUPS[0])
+        if found:
+            versions = {kind.name: kind.version for kind in self.kinds}
+            held_back = await self._records.held_back(versions)
+            if held_back & {suspect.task for suspect in found}:
+                free = [name for name in names if name not in held_back]
+                return await self._records.suspects(free, _GROUPS[0])
+        return found
 
     async def _claim_suspects(self, group: list[Any]) -> list[ClaimedRecord]:
         """A killed handler's open transaction may hold one of them for a minute: then the others one by one."""
@@ -340,6 +351,16 @@ class ReactiveSource:
             debounce=definition.debounce,
             history_limit=definition.execution_history_limit,
         )
+
+
+def _with_room(suspects: Sequence[Suspect], rooms: Mapping[str, int]) -> list[Any]:
+    left = Counter(rooms)
+    ids: list[Any] = []
+    for suspect in suspects:
+        if left[suspect.task] > 0:
+            left[suspect.task] -= 1
+            ids.append(suspect.id)
+    return ids
 
 
 def _verified(run: Run, seen: Seen | None) -> Outcome | None:

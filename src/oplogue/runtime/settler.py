@@ -46,9 +46,14 @@ class Settler:
         self._wrote = asyncio.Event()
         self._loops: list[asyncio.Task[None]] = []
         self.unsettled: int = 0
-        self.rate: float = 0.0
-        """How many runs end per second, smoothed."""
+        self._rate = 0.0
         self._wrote_at = clock.monotonic()
+
+    @property
+    def rate(self) -> float:
+        """How many runs end per second, smoothed; fewer and fewer while none ends."""
+        quiet = self._clock.monotonic() - self._wrote_at
+        return self._rate if quiet <= 1 else min(self._rate, 1 / quiet)
 
     def start(self) -> None:
         """Begin to write."""
@@ -127,4 +132,4 @@ class Settler:
     def _measure(self, count: int) -> None:
         now = self._clock.monotonic()
         elapsed, self._wrote_at = max(now - self._wrote_at, 1e-3), now
-        self.rate = count / elapsed if elapsed > 1 else 0.7 * self.rate + 0.3 * count / elapsed
+        self._rate = count / elapsed if elapsed > 1 else 0.7 * self._rate + 0.3 * count / elapsed

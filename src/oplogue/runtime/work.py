@@ -51,8 +51,8 @@ class Source(Protocol):
         """Take those that are still due."""
         ...
 
-    async def reclaim(self, names: Sequence[str], limit: int) -> list[Run]:
-        """Take a group of suspects."""
+    async def reclaim(self, rooms: Mapping[str, int], limit: int) -> list[Run]:
+        """Take a group of suspects, of each task no more than it has room for."""
         ...
 
     async def prepare(self, runs: Sequence[Run]) -> list[Ended]:

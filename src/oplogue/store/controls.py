@@ -14,7 +14,7 @@ from typing import Any
 from oplogue.model.definition import Namespace
 from oplogue.store.connection import Client, Collection, bounded, ours
 from oplogue.store.expressions import NOW, Expr, after, first_set, literal, milliseconds, when
-from oplogue.store.fields import aware_or_none, document_in, list_in
+from oplogue.store.fields import aware, aware_or_none, document_in, list_in
 
 CONTROLS = "controls"
 NEVER = datetime(1970, 1, 1, tzinfo=UTC)
@@ -51,6 +51,20 @@ class Controls:
         """What holds which task back."""
         with bounded(self._bound):
             return read_controls(await self._globals.find_one({"_id": CONTROLS}))
+
+    async def held_back(self, versions: Mapping[str, int]) -> set[str]:
+        """Which of these tasks, with these handler versions, may not be started now."""
+        looked = [{"$match": {"_id": CONTROLS}}, {"$set": {"now": NOW}}]
+        with bounded(self._bound):
+            found = await (await self._globals.aggregate(looked)).to_list()
+        if not found:
+            return set()
+        now, controls = aware(found[0]["now"]), read_controls(found[0])
+        return {
+            name
+            for name, control in controls.items()
+            if name in versions and not control.allows(versions[name], now)
+        }
 
     async def pause(self, task: str, until: timedelta | datetime | None) -> None:
         """Start no run of this task until then, or until it is resumed."""

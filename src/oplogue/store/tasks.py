@@ -225,6 +225,10 @@ class TaskRecords:
             found = await self._records.find(expired, fields).sort("nextRunAt", 1).limit(limit).to_list()
         return [_suspect(document) for document in found if _is_hashable(document["_id"])]
 
+    async def held_back(self, versions: Mapping[str, int]) -> set[str]:
+        """Which of these tasks, with these handler versions, are held back in the whole cluster."""
+        return await self._controls.held_back(versions)
+
     async def fail_suspects(self, ids: Sequence[Any], error: str, history_limit: int) -> int:
         """Dead letters: records that cost their process its life, or its lease, each time they ran."""
         expired = {"_id": {"$in": list(ids)}, "status": {"$in": list(RUNNING)}, **HAS_DATE, **_DUE}

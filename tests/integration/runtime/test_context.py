@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import threading
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
@@ -798,6 +799,427 @@ async def test_a_plain_function_has_the_same_names_without_await(stage: Stage, o
     await orders.insert_one({"_id": 7, "total": 1, "note": "x"})
     await stage.next("task.completed", task="reads")
     assert seen == [("reads", 1, False), {"_id": 7, "total": 1}]
+
+
+@pytest.mark.parametrize("form", ["decorated", "bare"])
+async def test_a_plain_function_around_a_coroutine_function_awaits_the_context(
+    stage: Stage, orders: Orders, form: str
+) -> None:
+    seen: list[Any] = []
+
+    async def sync(ctx: Context) -> None:
+        seen.append(await ctx.get_document())
+        ctx.throttle_all("1h")
+        await ctx.mark_completed()
+
+    @functools.wraps(sync)
+    def decorated(ctx: Context) -> Awaitable[None]:
+        return sync(ctx)
+
+    def bare(ctx: Context) -> Awaitable[None]:
+        return sync(ctx)
+
+    handler: Callable[[Context], Awaitable[None]] = decorated if form == "decorated" else bare
+    stage.app.reactive_task(task="sync", collection="orders", debounce=0)(handler)
+
+        @stage.app.reactive_task(task="free", collection="orders", debounce=0, priority=-1)
+        async def _free(ctx: Context) -> None: ...
+
+    await first.app.start()
+    return first, second
+
+
+async def test_a_throttle_of_one_instance_does_not_hold_another(
+    make_stage: MakeStage, orders: Orders
+) -> None:
+    async def handler(ctx: Context) -> None:
+        if ctx.doc_id == 1:
+            ctx.throttle_all("1h", scope="instance")
+
+    first, second = await two_stages(make_stage, handler)
+    await orders.insert_one({"_id": 1})
+    await first.next("task.completed", task="sync", doc_id=1)
+    await orders.insert_one({"_id": 2})
+    await second.app.start()
+    await second.next("task.completed", task="sync", doc_id=2)
+
+
+async def test_a_throttle_of_the_cluster_holds_another_instance_too(
+    make_stage: MakeStage, orders: Orders
+) -> None:
+    async def handler(ctx: Context) -> None:
+        ctx.throttle_all("1h", scope="cluster")
+
+    first, second = await two_stages(make_stage, handler)
+    await orders.insert_one({"_id": 1})
+    await first.next("task.completed", task="sync", doc_id=1)
+    await first.app.stop()
+    await orders.insert_one({"_id": 2})
+    await second.app.start()
+    await second.next("task.completed", task="free", doc_id=2)
+    await orders.insert_one({"_id": 3})
+    await second.next("task.completed", task="free", doc_id=3)
+    assert await second.app.count_reactive_tasks("sync", "pending") == 2
+
+
+async def test_resuming_a_task_ends_its_throttle(stage: Stage, orders: Orders) -> None:
+    @stage.app.reactive_task(task="sync", collection="orders", debounce=0)
+    async def _sync(ctx: Context) -> None:
+        if ctx.doc_id == 1:
+            ctx.throttle_all("1h", scope="cluster")
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 1})
+    await stage.next("task.completed", doc_id=1)
+    await orders.insert_one({"_id": 2})
+    await stage.planned(1)
+    await stage.app.resume_task("sync")
+    await stage.next("task.completed", doc_id=2, limit=3)
+
+
+async def test_an_unknown_scope_is_refused_in_the_handler(stage: Stage, orders: Orders) -> None:
+    wrong: Any = "galaxy"
+
+    @stage.app.reactive_task(
+        task="sync", collection="orders", debounce=0, retry_policy=Fixed(0, max_attempts=1)
+    )
+    async def _sync(ctx: Context) -> None:
+        ctx.throttle_all("1h", scope=wrong)
+
+    @stage.app.reactive_task(
+        task="plain", collection="orders", debounce=0, retry_policy=Fixed(0, max_attempts=1)
+    )
+    def _plain(ctx: Context) -> None:
+        ctx.throttle_all("1h", scope=wrong)
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 1})
+    assert "galaxy" in (await stage.next("task.failed", task="sync")).fields["error"]
+    assert "galaxy" in (await stage.next("task.failed", task="plain", limit=3)).fields["error"]
+
+
+# -- completion
+
+
+async def test_mark_completed_writes_at_once(stage: Stage, orders: Orders) -> None:
+    statuses: list[str] = []
+
+    @stage.app.reactive_task(collection="orders", debounce=0)
+    async def _sync(ctx: Context) -> None:
+        await ctx.mark_completed()
+        statuses.append((await stage.record()).status)
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 7})
+    await stage.next("task.completed", doc_id=7)
+    assert statuses == ["completed"]
+
+
+async def test_a_durable_completion_stands_when_the_handler_raises_later(
+    stage: Stage, orders: Orders
+) -> None:
+    @stage.app.reactive_task(collection="orders", debounce=0)
+    async def _sync(ctx: Context) -> None:
+        await ctx.mark_completed()
+        raise ValueError("too late")
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 7})
+    await stage.next("task.completed", doc_id=7)
+    record = await stage.record()
+    assert (record.status, record.last_error) == ("completed", None)
+
+
+async def test_mark_completed_twice_is_once(stage: Stage, orders: Orders) -> None:
+    @stage.app.reactive_task(collection="orders", debounce=0)
+    async def _sync(ctx: Context) -> None:
+        await ctx.mark_completed()
+        await ctx.mark_completed()
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 7})
+    await stage.next("task.completed", doc_id=7)
+    assert len((await stage.record()).execution_history) == 1
+
+
+async def test_a_change_during_a_marked_run_runs_again(stage: Stage, orders: Orders) -> None:
+    @stage.app.reactive_task(collection="orders", debounce=0, watch_projection=["total"])
+    async def _sync(ctx: Context) -> None:
+        if ctx.watched_values == {"total": 1}:
+            await orders.update_one({"_id": 7}, {"$set": {"total": 2}})
+            await stage.until(lambda: is_dirty(stage))
+        await ctx.mark_completed()
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 7, "total": 1})
+    await stage.next("task.completed", doc_id=7)
+    await stage.next("task.completed", doc_id=7)
+    record = await stage.record()
+    assert (record.status, record.last_observed_values) == ("completed", {"total": 2})
+
+
+async def test_a_completion_in_a_committed_transaction_is_exactly_one_effect(
+    stage: Stage, orders: Orders
+) -> None:
+    @stage.app.reactive_task(collection="orders", debounce=0)
+    async def _sync(ctx: Context) -> None:
+        async def effect(session: Any) -> None:
+            await stage.app.database["effects"].insert_one({"order": ctx.doc_id}, session=session)
+            await ctx.mark_completed(session=session)
+
+        await stage.app.with_transaction(effect)
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 7})
+    await stage.next("task.completed", doc_id=7)
+    record = await stage.record()
+    assert (record.status, record.attempts) == ("completed", 1)
+    assert await stage.app.database["effects"].count_documents({}) == 1
+
+
+async def test_a_committed_completion_stands_when_the_handler_raises_later(
+    stage: Stage, orders: Orders
+) -> None:
+    @stage.app.reactive_task(collection="orders", debounce=0, retry_policy=AT_ONCE)
+    async def _sync(ctx: Context) -> None:
+        await stage.app.with_transaction(lambda session: ctx.mark_completed(session=session))
+        raise ValueError("too late")
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 7})
+    await stage.next("task.completed", doc_id=7)
+    record = await stage.record()
+    assert (record.status, record.attempts, record.last_error) == ("completed", 1, None)
+
+
+async def test_an_aborted_transaction_is_a_failed_attempt_without_its_effect(
+    stage: Stage, orders: Orders
+) -> None:
+    @stage.app.reactive_task(collection="orders", debounce=0, retry_policy=AT_ONCE)
+    async def _sync(ctx: Context) -> None:
+        async def effect(session: Any) -> None:
+            await stage.app.database["effects"].insert_one({"attempt": ctx.attempt}, session=session)
+            await ctx.mark_completed(session=session)
+            if ctx.attempt == 1:
+                raise ValueError("abort")
+
+        await stage.app.with_transaction(effect)
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 7})
+    assert (await stage.next("task.retried", attempt=1)).fields["error"] == "ValueError: abort"
+    await stage.next("task.completed", attempt=2)
+    effects = await stage.app.database["effects"].find({}, {"_id": 0}).to_list()
+    assert effects == [{"attempt": 2}]
+
+
+async def test_a_transaction_that_was_never_committed_is_a_failed_attempt(
+    stage: Stage, orders: Orders
+) -> None:
+    @stage.app.reactive_task(collection="orders", debounce=0, retry_policy=AT_ONCE)
+    async def _sync(ctx: Context) -> None:
+        if ctx.attempt > 1:
+            return
+        async with stage.app.client.start_session() as session:
+            await session.start_transaction()
+            await ctx.mark_completed(session=session)
+            await session.abort_transaction()
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 7})
+    assert "not committed" in (await stage.next("task.retried", attempt=1)).fields["error"]
+    await stage.next("task.completed", attempt=2)
+
+
+async def test_a_transaction_that_calls_back_twice_completes_once(stage: Stage, orders: Orders) -> None:
+    calls: list[int] = []
+
+    @stage.app.reactive_task(collection="orders", debounce=0, retry_policy=AT_ONCE)
+    async def _sync(ctx: Context) -> None:
+        async def effect(session: Any) -> None:
+            calls.append(1)
+            await ctx.mark_completed(session=session)
+            counters = stage.app.database["counters"]
+            await counters.update_one({"_id": 1}, {"$inc": {"n": 1}}, session=session)
+            if len(calls) == 1:
+                # Another transaction wins the document: this one is to be tried again.
+                await session.abort_transaction()
+                raise transient()
+
+        await stage.app.with_transaction(effect)
+
+    await stage.app.start()
+    await stage.app.database["counters"].insert_one({"_id": 1, "n": 0})
+    await orders.insert_one({"_id": 7})
+    await stage.next("task.completed", doc_id=7, attempt=1)
+    assert len(calls) == 2
+    assert await stage.app.database["counters"].find_one() == {"_id": 1, "n": 1}
+
+
+def transient() -> Exception:
+    """What the driver raises for a write conflict."""
+    return OperationFailure("WriteConflict", 112, {"errorLabels": ["TransientTransactionError"]})
+
+
+async def steal(stage: Stage) -> None:
+    """Another owner has claimed the record."""
+    await stage.app.database["orders_tasks"].update_one({}, {"$set": {"oplogue.token": "another's"}})
+
+
+async def test_a_lost_lease_aborts_the_transaction(stage: Stage, orders: Orders) -> None:
+    raised: list[str] = []
+
+    @stage.app.reactive_task(collection="orders", debounce=0)
+    async def _sync(ctx: Context) -> None:
+        async def effect(session: Any) -> None:
+            await stage.app.database["effects"].insert_one({"order": ctx.doc_id}, session=session)
+            await steal(stage)
+            try:
+                await ctx.mark_completed(session=session)
+            except LeaseLostError as error:
+                raised.append(str(error))
+                raise
+
+        await stage.app.with_transaction(effect)
+
+    await stage.app.start()
+    await stage.app.database["effects"].insert_one({"_id": "there"})
+    await orders.insert_one({"_id": 7})
+    await stage.next("task.lease_lost", doc_id=7)
+    assert len(raised) == 1
+    assert await stage.app.database["effects"].count_documents({}) == 1
+    assert (await stage.record()).status == "processing"
+
+
+async def test_mark_completed_of_a_lost_record_raises(stage: Stage, orders: Orders) -> None:
+    raised: list[str] = []
+
+    @stage.app.reactive_task(collection="orders", debounce=0)
+    async def _sync(ctx: Context) -> None:
+        await steal(stage)
+        try:
+            await ctx.mark_completed()
+        except LeaseLostError as error:
+            raised.append(str(error))
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 7})
+    await stage.next("task.lease_lost", doc_id=7)
+    assert len(raised) == 1
+
+
+async def test_an_outcome_of_a_lost_record_is_not_written(stage: Stage, orders: Orders) -> None:
+    @stage.app.reactive_task(collection="orders", debounce=0)
+    async def _sync(ctx: Context) -> None:
+        await steal(stage)
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 7})
+    await stage.next("task.lease_lost", doc_id=7)
+    assert (await stage.record()).status == "processing"
+
+
+# -- cancellation
+
+
+async def test_cancelled_is_set_when_the_timeout_passes(stage: Stage, orders: Orders) -> None:
+    seen: list[bool] = []
+
+    @stage.app.reactive_task(
+        collection="orders", debounce=0, timeout="50ms", retry_policy=Fixed(0, max_attempts=1)
+    )
+    async def _sync(ctx: Context) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            seen.append(ctx.cancelled.is_set())
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 7})
+    event = await stage.next("task.failed")
+    assert event.fields["error"].startswith("TimeoutError")
+    assert seen == [True]
+
+
+async def test_cancelled_is_set_when_the_lease_is_lost(make_stage: MakeStage, orders: Orders) -> None:
+    stage = make_stage(lease="1500ms")
+    seen = asyncio.Event()
+
+    @stage.app.reactive_task(collection="orders", debounce=0)
+    async def _sync(ctx: Context) -> None:
+        await steal(stage)
+        await ctx.cancelled.wait()
+        with pytest.raises(LeaseLostError):
+            await ctx.get_document()
+        seen.set()
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 7})
+    await stage.next("task.lease_lost", doc_id=7)
+    await within(seen.wait())
+
+
+async def test_a_handler_that_goes_on_after_its_lease_was_lost_is_cancelled(
+    make_stage: MakeStage, orders: Orders
+) -> None:
+    stage = make_stage(lease="1500ms")
+    cancelled = asyncio.Event()
+
+    @stage.app.reactive_task(collection="orders", debounce=0)
+    async def _sync(ctx: Context) -> None:
+        await steal(stage)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 7})
+    await within(cancelled.wait())
+    assert len(stage.heard("task.lease_lost")) == 1
+
+
+# -- plain functions
+
+
+async def test_a_plain_function_has_the_same_names_without_await(stage: Stage, orders: Orders) -> None:
+    seen: list[Any] = []
+
+    @stage.app.reactive_task(task="reads", collection="orders", debounce=0)
+    def _reads(ctx: Context) -> None:
+        seen.append((ctx.task, ctx.attempt, threading.current_thread() is threading.main_thread()))
+        seen.append(ctx.get_document(projection={"total": 1}))
+        ctx.mark_completed()  # pyright: ignore[reportUnusedCoroutine]
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 7, "total": 1, "note": "x"})
+    await stage.next("task.completed", task="reads")
+    assert seen == [("reads", 1, False), {"_id": 7, "total": 1}]
+
+
+@pytest.mark.parametrize("form", ["decorated", "bare"])
+async def test_a_plain_function_around_a_coroutine_function_awaits_the_context(
+    stage: Stage, orders: Orders, form: str
+) -> None:
+    seen: list[Any] = []
+
+    async def sync(ctx: Context) -> None:
+        seen.append(await ctx.get_document())
+        ctx.throttle_all("1h")
+        await ctx.mark_completed()
+
+    @functools.wraps(sync)
+    def decorated(ctx: Context) -> Awaitable[None]:
+        return sync(ctx)
+
+    handler: Callable[..., Any] = decorated if form == "decorated" else lambda ctx: sync(ctx)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    stage.app.reactive_task(task="sync", collection="orders", debounce=0)(handler)
+    await stage.app.start()
+    await orders.insert_one({"_id": 7})
+    await stage.next("task.completed")
+    assert seen == [{"_id": 7}]
+    assert stage.heard("task.throttled", task="sync")
 
 
 async def test_a_plain_function_may_defer_and_throttle(stage: Stage, orders: Orders) -> None:

@@ -126,6 +126,46 @@ async def test_a_small_collection_is_not_behind_a_large_one(
     assert order_of(stage)[:4].count("small") == 2
 
 
+@pytest.mark.parametrize("names", [("big", "small"), ("small", "big")])
+async def test_slots_that_come_free_one_by_one_are_given_to_the_tasks_in_turn(
+    make_stage: MakeStage, db: AsyncDatabase[Document], names: tuple[str, str]
+) -> None:
+    stage = make_stage(concurrency=1)
+    for name in names:
+
+        @stage.app.reactive_task(task=name, collection=name, debounce=0)
+        async def _sync(ctx: Context) -> None: ...
+
+    await backlog(make_stage, stage, db, {"big": 300, "small": 2})
+    await stage.app.start()
+    await stage.until(lambda: len(stage.heard("task.completed", task="small")) == 2)
+    assert order_of(stage)[:4].count("small") == 2
+
+
+async def test_a_task_that_fills_the_slots_gives_way_to_one_that_has_none(
+    make_stage: MakeStage, db: AsyncDatabase[Document]
+) -> None:
+    """Each slot that comes free is the other's, until both hold as many."""
+    stage, let_go = make_stage(concurrency=4), asyncio.Semaphore(0)
+    for name in ("big", "late"):
+
+        @stage.app.reactive_task(task=name, collection=name, debounce=0)
+        async def _sync(ctx: Context) -> None:
+            await let_go.acquire()
+
+    await stage.app.start()
+    await db["big"].insert_many(numbered(30))
+    await stage.until(lambda: len(stage.heard("task.started", task="big")) == 4)
+    await db["late"].insert_many(numbered(30))
+    await stage.counted(30, task="late", status="pending")
+    for started in (1, 2):
+        let_go.release()
+        await stage.until(lambda started=started: len(stage.heard("task.started", task="late")) == started)
+    for _ in range(60):
+        let_go.release()
+    await stage.until(lambda: len(stage.heard("task.completed")) == 60)
+
+
 async def test_the_instance_runs_no_more_than_its_slots(make_stage: MakeStage, orders: Orders) -> None:
     stage, gate = make_stage(concurrency=3), Gate()
 
@@ -158,6 +198,27 @@ async def test_a_tasks_own_concurrency_holds_and_blocks_no_other(stage: Stage, o
     assert gate.waiting == 2
     gate.open()
     await stage.until(lambda: len(stage.heard("task.completed", task="narrow")) == 20)
+    assert gate.most == 2
+
+
+async def test_a_tasks_own_concurrency_holds_for_the_records_of_a_dead_owner(
+    make_stage: MakeStage, db: AsyncDatabase[Document]
+) -> None:
+    stage, gate = make_stage(lease="3s"), Gate()
+
+    @stage.app.reactive_task(task="narrow", collection="orders", debounce=0, concurrency=2)
+    async def _narrow(ctx: Context) -> None:
+        await gate()
+
+    await backlog(make_stage, stage, db, {"orders": 6})
+    await abandon(db["orders_tasks"])
+    await stage.app.start()
+    await gate.reached(2)
+    # One more look at what was abandoned, and one at what is due.
+    await db["orders"].insert_one({"_id": "later"})
+    await stage.counted(1, status="pending")
+    gate.open()
+    await stage.until(lambda: len(stage.heard("task.completed")) == 7)
     assert gate.most == 2
 
 
@@ -300,7 +361,7 @@ async def test_what_is_claimed_and_not_started_is_given_back_when_its_task_is_pa
     make_stage: MakeStage, orders: Orders
 ) -> None:
     """Short runs first, so that claims run far ahead of the slots; then the slots are blocked."""
-    stage, gate = make_stage(concurrency=2), Gate()
+    stage, gate = make_stage(concurrency=2, lease="1m"), Gate()
 
     @stage.app.reactive_task(task="sync", collection="orders", debounce=0)
     async def _sync(ctx: Context) -> None:
@@ -315,6 +376,57 @@ async def test_what_is_claimed_and_not_started_is_given_back_when_its_task_is_pa
         await stage.counted(2, status="processing", limit=3)
     finally:
         gate.open()
+
+
+async def abandon(records: AsyncCollection[Document]) -> None:
+    """As if the owner of all these records had died: their leases are over."""
+    over: Document = {"$subtract": ["$$NOW", 1_000]}
+    await records.update_many({}, [{"$set": {"status": "processing", "attempts": 1, "nextRunAt": over}}])
+
+
+async def test_records_of_a_dead_owner_wait_while_their_task_is_paused(
+    make_stage: MakeStage, db: AsyncDatabase[Document]
+) -> None:
+    stage = make_stage(lease="3s")
+    for name in ("paused", "free"):
+
+        @stage.app.reactive_task(task=name, collection="orders", debounce=0)
+        async def _sync(ctx: Context) -> None: ...
+
+    await backlog(make_stage, stage, db, {"orders": 3})
+    await abandon(db["orders_tasks"])
+    operator = make_stage(concurrency=0)
+    operator.app._tasks.update(stage.app._tasks)  # pyright: ignore[reportPrivateUsage]
+    await operator.app.start()
+    await operator.app.pause_task("paused")
+    await operator.app.stop()
+    await stage.app.start()
+    await stage.until(lambda: len(stage.heard("task.completed", task="free")) == 3)
+    assert stage.heard("task.started", task="paused") == []
+    await stage.app.resume_task("paused")
+    await stage.until(lambda: len(stage.heard("task.completed", task="paused")) == 3)
+
+
+async def test_what_is_claimed_ahead_is_given_back_when_the_runs_before_it_get_slow(
+    make_stage: MakeStage, orders: Orders, db: AsyncDatabase[Document]
+) -> None:
+    stage, gate = make_stage(concurrency=2, lease="3s"), Gate()
+
+    @stage.app.reactive_task(task="sync", collection="orders", debounce=0)
+    async def _sync(ctx: Context) -> None:
+        if ctx.doc_id >= 600:
+            await gate()
+
+    await stage.app.start()
+    await orders.insert_many(numbered(1_000))
+    await gate.reached(2)
+    try:
+        await stage.counted(2, status="processing")
+        waiting = await db["orders_tasks"].find({"status": "pending"}).to_list()
+        assert {record["attempts"] for record in waiting} == {0}
+    finally:
+        gate.open()
+    await stage.until(lambda: len(stage.heard("task.completed")) == 1_000)
 
 
 async def test_pausing_a_task_that_is_not_known_is_refused(stage: Stage) -> None:

@@ -6,46 +6,59 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oplogue.model.shares import fair_shares
+from oplogue.model.shares import Offer, fair_shares
 
 NAMES = st.sampled_from("abcdefgh")
 
 
 @pytest.mark.parametrize(
-    ("free", "offers", "priorities", "expected"),
+    ("free", "offers", "expected"),
     [
-        (10, {}, {}, {}),
-        (0, {"a": 5}, {}, {}),
-        (10, {"a": 0}, {}, {}),
-        (10, {"a": 3}, {}, {"a": 3}),
-        (10, {"a": 1000, "b": 1000}, {}, {"a": 5, "b": 5}),
-        (10, {"a": 1000, "b": 2}, {}, {"a": 8, "b": 2}),
-        (3, {"a": 9, "b": 9}, {"b": 1}, {"b": 3}),
-        (5, {"a": 9, "b": 2, "c": 9}, {"b": 1, "c": -1}, {"b": 2, "a": 3}),
+        (10, [], {}),
+        (0, [Offer("a", 5)], {}),
+        (10, [Offer("a", 0)], {}),
+        (10, [Offer("a", 3)], {"a": 3}),
+        (10, [Offer("a", 1000), Offer("b", 1000)], {"a": 5, "b": 5}),
+        (10, [Offer("a", 1000), Offer("b", 2)], {"a": 8, "b": 2}),
+        (3, [Offer("a", 9), Offer("b", 9, priority=1)], {"b": 3}),
+        (5, [Offer("a", 9), Offer("b", 2, priority=1), Offer("c", 9, priority=-1)], {"b": 2, "a": 3}),
     ],
 )
-def test_shares(
-    free: int, offers: dict[str, int], priorities: dict[str, int], expected: dict[str, int]
-) -> None:
-    assert fair_shares(free, offers, priorities) == expected
+def test_shares(free: int, offers: list[Offer], expected: dict[str, int]) -> None:
+    assert fair_shares(free, offers) == expected
+
+
+def test_what_is_held_already_counts_as_a_part_of_the_share() -> None:
+    assert fair_shares(1, [Offer("a", 9, held=9), Offer("b", 9)]) == {"b": 1}
+    assert fair_shares(6, [Offer("a", 9, held=4), Offer("b", 9)]) == {"a": 1, "b": 5}
+
+
+def test_single_slots_are_given_in_turn() -> None:
+    served = {"a": 0, "b": 0, "c": 0}
+    order = ""
+    for round_ in range(1, 10):
+        (name,) = fair_shares(1, [Offer(name, 9, served=last) for name, last in served.items()])
+        served[name] = round_
+        order += name
+    assert order == "abc" * 3
 
 
 @given(
     st.integers(0, 100),
-    st.dictionaries(NAMES, st.integers(0, 50)),
-    st.dictionaries(NAMES, st.integers(-2, 2)),
+    st.dictionaries(
+        NAMES, st.tuples(st.integers(0, 50), st.integers(-2, 2), st.integers(0, 40), st.integers(0, 9))
+    ),
 )
-def test_shares_are_all_that_fits_and_fair(
-    free: int, offers: dict[str, int], priorities: dict[str, int]
-) -> None:
-    shares = fair_shares(free, offers, priorities)
-    assert sum(shares.values()) == min(free, sum(offers.values()))
-    assert all(0 < share <= offers[name] for name, share in shares.items())
+def test_shares_are_all_that_fits_and_fair(free: int, given: dict[str, tuple[int, int, int, int]]) -> None:
+    offers = [Offer(name, *values) for name, values in given.items()]
+    shares = fair_shares(free, offers)
+    assert sum(shares.values()) == min(free, sum(offer.count for offer in offers))
     for one in offers:
+        mine = shares.get(one.task, 0)
+        assert 0 <= mine <= one.count
         for other in offers:
-            mine, theirs = shares.get(one, 0), shares.get(other, 0)
-            rank, their_rank = priorities.get(one, 0), priorities.get(other, 0)
-            if rank > their_rank and theirs:
-                assert mine == offers[one]
-            if rank == their_rank and mine > theirs + 1:
-                assert theirs == offers[other]
+            theirs = shares.get(other.task, 0)
+            if one.priority > other.priority and theirs:
+                assert mine == one.count
+            if one.priority == other.priority and mine and one.held + mine > other.held + theirs + 1:
+                assert theirs == other.count
