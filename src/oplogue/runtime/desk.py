@@ -29,6 +29,8 @@ from oplogue.store.signals import Topic
 
 _MOST = 500
 _FURTHEST = 10_000_000
+_LONGEST_MESSAGE = 8_000
+"""The server takes patterns of 32,764 bytes; a character may be four."""
 
 OneOrMany = str | Sequence[str] | None
 SortLike = tuple[str, int] | Sequence[tuple[str, int]]
@@ -190,6 +192,13 @@ def record_filter(
             )
     _check(has_error, bool, "has_error", "True or False")
     _check(error_message, str, "error_message", "a part of the message")
+    if error_message is not None and len(error_message) > _LONGEST_MESSAGE:
+        raise ConfigurationError(
+            "too long",
+            option="error_message",
+            value=f"{error_message[:20]}…",
+            expected=f"a part of the message, of {_LONGEST_MESSAGE:,} characters at most",
+        )
     _check(source_doc_filter, Mapping, "source_doc_filter", "a query on the source documents")
     if ids is not None and (isinstance(ids, (str, bytes)) or not isinstance(ids, Sequence)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigurationError("not a list", option="ids", value=ids, expected="ids of records, in a list")
@@ -199,7 +208,8 @@ def record_filter(
         error_message=error_message,
         has_error=has_error,
         ids=None if ids is None else list(ids),
-        source_doc_filter=source_doc_filter,
+        # What asks for nothing asks for all, also for records whose documents are gone.
+        source_doc_filter=source_doc_filter or None,
     )
 
 
@@ -219,10 +229,10 @@ def _many(value: OneOrMany, option: str) -> list[str] | None:
 
 
 def _order(sort: SortLike) -> Order:
-    pairs: list[Any] = [sort] if sort and isinstance(sort[0], str) else list(sort)
-    allowed = {(name, direction) for name in FIELDS for direction in (1, -1)}
+    one = not isinstance(sort, (tuple, list)) or (bool(sort) and isinstance(sort[0], str))  # pyright: ignore[reportUnnecessaryIsInstance] - users' input
+    pairs: list[Any] = [sort] if one else list(sort)
     for pair in pairs:
-        if not isinstance(pair, (tuple, list)) or tuple(cast(list[Any], pair)) not in allowed:
+        if not _is_order(pair):
             raise ConfigurationError(
                 "not a sort order",
                 option="sort",
@@ -230,3 +240,11 @@ def _order(sort: SortLike) -> Order:
                 expected=f"(field, 1 or -1), or several; the fields are {', '.join(FIELDS)}",
             )
     return [(pair[0], pair[1]) for pair in pairs]
+
+
+def _is_order(pair: Any) -> bool:
+    if not isinstance(pair, (tuple, list)) or len(cast(list[Any], pair)) != 2:
+        return False
+    name, direction = cast(list[Any], pair)
+    # True is no direction, though it equals one.
+    return isinstance(name, str) and name in FIELDS and type(direction) is int and direction in (1, -1)

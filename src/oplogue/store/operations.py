@@ -2,7 +2,8 @@
 
 A filter on source documents may be any query, also one that only ``find`` takes. The ids that match are streamed,
 a thousand at a time, and the records asked for by them. They come in the order of ``_id``: in any other order, a
-document that a retried task changes could be met again and again, and be retried for ever.
+document that a retried task changes could be met again and again, and be retried for ever. What is asked by ``_id``
+alone, the records can answer too: so a record is found whose document is gone.
 
 However many records there are, few are held here at once: a listing by source documents keeps what it sorts by,
 of as many records as it skips and shows; any other listing keeps what it shows.
@@ -14,7 +15,7 @@ import re
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from heapq import heappop, heappush, nsmallest
 from typing import Any
@@ -30,6 +31,7 @@ from oplogue.store.expressions import IS_RUNNING, MARKS, NOW, Expr, literal, mer
 from oplogue.store.faults import OperationFailure, describe, is_refusal
 from oplogue.store.ordering import Ordered
 from oplogue.store.records import FIELDS, read_record
+from oplogue.store.sendable import as_sent
 
 _BATCH = 1_000
 _PATIENCE = timedelta(minutes=5)
@@ -61,7 +63,7 @@ class RecordFilter:
         if self.ids is not None:
             parts.append({"_id": {"$in": list(self.ids)}})
         if self.error_message is not None:
-            parts.append({"lastError": {"$regex": re.escape(self.error_message), "$options": "i"}})
+            parts.append({"lastError": {"$regex": _literally(self.error_message), "$options": "i"}})
         if self.has_error is not None:
             parts.append({"lastError": {"$ne": None} if self.has_error else None})
         return {"$and": parts} if parts else {}
@@ -90,6 +92,7 @@ class Operations:
 
     async def list(self, sources: Sources, which: RecordFilter, order: Order, skip: int, limit: int) -> Page:
         """One page over all collections, sorted over all of them, and how many there are."""
+        which = self._sendable(which)
         if which.source_doc_filter is None:
             keys = await self._sorted(sources, which, order, skip, limit)
             return Page(await self._read(keys), await self.count(sources, which))
@@ -99,7 +102,7 @@ class Operations:
     async def count(self, sources: Sources, which: RecordFilter) -> int:
         """How many records are meant."""
         total = 0
-        async with aclosing(self._queries(sources, which)) as queries:
+        async with aclosing(self._queries(sources, self._sendable(which))) as queries:
             async for source, query in queries:
                 with bounded(_PATIENCE):
                     total += await self._records(source).count_documents(query)
@@ -162,7 +165,7 @@ class Operations:
     async def _each_batch(
         self, sources: Sources, which: RecordFilter, update: list[dict[str, Expr]] | None
     ) -> AsyncGenerator[int]:
-        async with aclosing(self._queries(sources, which)) as queries:
+        async with aclosing(self._queries(sources, self._sendable(which))) as queries:
             async for source, query in queries:
                 async with aclosing(self._change(self._records(source), query, update)) as batches:
                     async for changed in batches:
@@ -196,13 +199,20 @@ class Operations:
             if which.source_doc_filter is None:
                 yield source, query
                 continue
-            async with aclosing(self._matching(source, which.source_doc_filter)) as batches:
+            wanted = await self._understood(which.source_doc_filter)
+            by_id = [{"sourceDocId": wanted["_id"]}] if set(wanted) == {"_id"} else []
+            async with aclosing(self._matching(source, wanted, which.source_doc_filter)) as batches:
                 async for ids in batches:
-                    yield source, {"$and": [{"sourceDocId": {"$in": ids}}, query]}
+                    # A document's own collection may compare ids in a way of its own.
+                    others = [{"$nor": by_id}] if by_id else []
+                    yield source, {"$and": [{"sourceDocId": {"$in": ids}}, *others, query]}
+            if by_id:
+                yield source, {"$and": [*by_id, query]}
 
-    async def _matching(self, source: Namespace, wanted: Mapping[str, Any]) -> AsyncGenerator[list[Any]]:
+    async def _matching(
+        self, source: Namespace, query: Mapping[str, Any], asked: Mapping[str, Any]
+    ) -> AsyncGenerator[list[Any]]:
         """The ids of the source documents that match, in batches."""
-        query = await self._understood(wanted)
         found = ours(self._client, source).find(query, {"_id": 1}, batch_size=_BATCH).sort("_id", 1)
         batch: list[Any] = []
         async with found:
@@ -212,7 +222,7 @@ class Operations:
                 except OperationFailure as error:
                     if not is_refusal(error):
                         raise
-                    raise _refused(wanted, describe(error)) from error
+                    raise _refused(asked, describe(error)) from error
                 if not batch:
                     return
                 yield batch
@@ -225,6 +235,19 @@ class Operations:
             return wanted  # no task could have it; `find` may well take it, or says why not
         now = await server_time(self._client, bound=_PATIENCE) if compiled.needs_now else None
         return compiled.match(now)
+
+    def _sendable(self, which: RecordFilter) -> RecordFilter:
+        """With its values as they are sent; ConfigurationError where one can't be."""
+
+        def sent(option: str, value: Any) -> Any:
+            return None if value is None else as_sent(value, option=option, client=self._client)
+
+        return replace(
+            which,
+            ids=sent("ids", which.ids),
+            source_doc_filter=sent("source_doc_filter", which.source_doc_filter),
+            error_message=sent("error_message", which.error_message),
+        )
 
     def _records(self, source: Namespace) -> Collection:
         return ours(self._client, source.tasks)
@@ -267,6 +290,11 @@ async def _merged(streams: Sequence[AsyncGenerator[_Key]], skip: int, limit: int
                 page.append(key)
             await read_on(number)
     return page
+
+
+def _literally(text: str) -> str:
+    """A pattern that this text alone matches. The server takes no NUL in one."""
+    return re.escape(text).replace("\x00", r"\x00")
 
 
 def _sort(order: Order) -> list[tuple[str, int]]:

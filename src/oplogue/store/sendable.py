@@ -39,7 +39,22 @@ def sendable(definition: TaskDefinition, client: Client | None) -> TaskDefinitio
     )
 
 
+def as_sent(value: object, *, option: str, client: Client) -> Any:
+    """A value that an operator asks by, as it is sent; ConfigurationError for one that can't be.
+
+    A client that was told of no representation for UUIDs can't send any; here they are the standard ones.
+    """
+    codec = client.codec_options
+    if codec.uuid_representation == UuidRepresentation.UNSPECIFIED:
+        codec = codec.with_options(uuid_representation=UuidRepresentation.STANDARD)
+    return _encoded(value, codec, option, None)
+
+
 def _sent(definition: TaskDefinition, option: str, value: object, codec: CodecOptions[Any]) -> Any:
+    return _encoded(value, codec, option, definition.task)
+
+
+def _encoded(value: object, codec: CodecOptions[Any], option: str, task: str | None) -> Any:
     try:
         sent = bson.BSON(bson.encode({"v": value}, codec_options=codec))
         return sent.decode(_AS_IT_IS)["v"]
@@ -49,5 +64,5 @@ def _sent(definition: TaskDefinition, option: str, value: object, codec: CodecOp
             option=option,
             value=value,
             expected="values that BSON has",
-            task=definition.task,
+            task=task,
         ) from None

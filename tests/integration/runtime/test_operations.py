@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tracemalloc
+import uuid
 from datetime import UTC, datetime
 from typing import Any
 
@@ -106,6 +108,72 @@ async def test_records_by_any_query_on_their_documents(filled: Stage, db: AsyncD
         assert await ids_of(filled, source_doc_filter=query) == expected, query
 
 
+async def test_records_by_the_id_of_a_document_that_is_gone(
+    filled: Stage, db: AsyncDatabase[Document]
+) -> None:
+    await db["orders"].delete_many({"_id": {"$in": [2, 3]}})
+    assert await ids_of(filled, source_doc_filter={"_id": 2}) == [2]
+    assert await ids_of(filled, source_doc_filter={"_id": {"$in": [1, 2, "c1"]}}) == [1, 2, "c1"]
+    assert await ids_of(filled, source_doc_filter={"_id": {"$gte": 3}}, status="failed") == [3, 5]
+    # A document that is gone meets no other condition; no condition at all is no filter.
+    assert await ids_of(filled, source_doc_filter={"_id": 2, "total": 20}) == []
+    assert await ids_of(filled, source_doc_filter={}) == ORDERS + CUSTOMERS
+    assert await filled.app.delete_reactive_tasks(source_doc_filter={"_id": {"$in": [2, 3, 4]}}) == 3
+    assert await ids_of(filled) == [0, 1, 5, *CUSTOMERS]
+
+
+async def test_records_by_ids_that_their_collection_compares_in_its_own_way(
+    stage: Stage, db: AsyncDatabase[Document]
+) -> None:
+    await db.create_collection("orders", collation={"locale": "en", "strength": 2})
+
+    @stage.app.reactive_task(task="sync", collection="orders", debounce=0)
+    async def _sync(ctx: Context) -> None: ...
+
+    await stage.app.start()
+    await db["orders"].insert_many([{"_id": "A"}, {"_id": "b"}])
+    await stage.counted(2, status="completed")
+    assert await ids_of(stage, source_doc_filter={"_id": "a"}) == ["A"]
+    assert await ids_of(stage, source_doc_filter={"_id": "A"}) == ["A"]
+    assert await ids_of(stage, source_doc_filter={"_id": {"$in": ["a", "b", "c"]}}) == ["A", "b"]
+
+
+async def test_uuids_and_patterns_in_queries_are_sent_by_any_client(
+    stage: Stage, db: AsyncDatabase[Document]
+) -> None:
+    @stage.app.reactive_task(task="sync", collection="orders", debounce=0)
+    async def _sync(ctx: Context) -> None: ...
+
+    await stage.app.start()
+    id_, customer = uuid.uuid4(), uuid.uuid4()
+    await db["orders"].insert_many(
+        [{"_id": Binary.from_uuid(id_)}, {"_id": "x.1", "customer": Binary.from_uuid(customer)}]
+    )
+    await stage.counted(2, status="completed")
+    assert await ids_of(stage, source_doc_filter={"_id": id_}) == [Binary.from_uuid(id_)]
+    assert await ids_of(stage, source_doc_filter={"customer": {"$in": [customer]}}) == ["x.1"]
+    assert await ids_of(stage, source_doc_filter={"_id": re.compile(r"^X\.", re.IGNORECASE)}) == ["x.1"]
+    assert await ids_of(stage, ids=[id_]) == []
+
+
+async def test_a_part_of_an_error_is_taken_literally(stage: Stage, db: AsyncDatabase[Document]) -> None:
+    errors = ["a.*b", "x[y", "É Ü", "nul\0in", "two\nlines", "tab\t# -&~", "(", r"\d+", "$^|", "{2}"]
+
+    @stage.app.reactive_task(
+        task="sync", collection="orders", debounce=0, retry_policy=Fixed(0, max_attempts=1)
+    )
+    async def _sync(ctx: Context) -> None:
+        raise ValueError(ctx.watched_values["error"])
+
+    await stage.app.start()
+    await db["orders"].insert_many([{"_id": n, "error": error} for n, error in enumerate(errors)])
+    await stage.counted(len(errors), status="failed")
+    for n, error in enumerate(errors):
+        assert await ids_of(stage, error_message=error) == [n], error
+    assert await ids_of(stage, error_message="é ü") == [2]
+    assert await ids_of(stage, error_message="VALUEERROR: TWO") == [4]
+
+
 async def test_records_by_their_own_ids(filled: Stage) -> None:
     page = await filled.app.get_reactive_tasks("sync")
     wanted = [record.id for record in page.items if record.source_doc_id in (1, 2)]
@@ -161,12 +229,23 @@ async def test_what_cannot_be_meant_is_refused(filled: Stage) -> None:
         ("sort", ("nextRunAt", 1)),
         ("sort", ("task", 2)),
         ("sort", "task"),
+        ("sort", ("task", True)),
+        ("sort", ("task", 1.0)),
+        ("sort", ("task", 1, 1)),
+        ("sort", None),
+        ("sort", {"task": 1}),
         ("status", "done"),
         ("task", 5),
         ("source_doc_filter", [{"status": "paid"}]),
         ("source_doc_filter", {"$eq": ["$status", "paid"], "status": "paid"}),
         ("source_doc_filter", {"status": {"$near": 5}}),
         ("error_message", 5),
+        ("error_message", "x" * 8_001),
+        ("error_message", "\ud800"),
+        ("source_doc_filter", {"total": object()}),
+        ("source_doc_filter", {5: "total"}),
+        ("source_doc_filter", {"total": 2**64}),
+        ("ids", [object()]),
         ("has_error", "yes"),
         ("ids", "5f3c"),
         ("ids", ObjectId()),
@@ -260,6 +339,33 @@ async def test_a_retry_of_a_running_record_runs_it_once_more_after_that(stage: S
     await stage.next("task.completed", doc_id=1, attempt=1)
     assert (await stage.record()).status == "completed"
     assert len(stage.heard("task.started")) == 2
+
+
+async def test_a_run_at_its_last_attempt_that_was_retried_meanwhile_begins_a_new_sequence(
+    stage: Stage, orders: Orders
+) -> None:
+    gate = Gate()
+
+    @stage.app.reactive_task(
+        task="sync", collection="orders", debounce=0, retry_policy=Fixed(0, max_attempts=2)
+    )
+    async def _sync(ctx: Context) -> None:
+        if ctx.attempt == 2:
+            await gate()
+        raise ValueError("no")
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 1})
+    await gate.reached()
+    assert await stage.app.retry_reactive_tasks(status="processing") == 1
+    gate.open()
+    # Its failure was the last of the first sequence; the record has another.
+    for _ in range(2):
+        await stage.next("task.failed", doc_id=1)
+    runs = [event.fields["attempt"] for event in stage.heard("task.started")]
+    assert runs == [1, 2, 1, 2]
+    record = await stage.record()
+    assert (record.status, record.attempts, len(record.execution_history)) == ("failed", 2, 4)
 
 
 async def test_a_retry_makes_no_records(stage: Stage, orders: Orders) -> None:
