@@ -10,7 +10,7 @@ import asyncio
 import copy
 import threading
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -57,7 +57,6 @@ class Run:
     elapsed_ms: Callable[[], int]
     stop_renewal: Callable[[Run], None]
     throttle: Callable[[str, Moment, Scope], None]
-    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     document: Any = None
     shown: dict[str, Any] | None = None
     """The watched values as the handler has them."""
@@ -73,6 +72,14 @@ class Run:
     raised: BaseException | None = None
     """What the handler raised, for those who want to see where."""
     completed: Literal["no", "in a transaction", "yes"] = "no"
+    _cancelled: asyncio.Event | None = None
+
+    @property
+    def cancelled(self) -> asyncio.Event:
+        """Set when the run should end; made for those who ask, which few handlers do."""
+        if self._cancelled is None:
+            self._cancelled = asyncio.Event()
+        return self._cancelled
 
     def ended(self, error: BaseException | None) -> Outcome | None:
         """What the run came to; None where its completion is durable already."""

@@ -37,6 +37,7 @@ from oplogue.model.paths import merge_patterns
 from oplogue.runtime.bus import Bus
 from oplogue.runtime.lag import SAVED_WHILE_QUIET, StreamLag
 from oplogue.runtime.office import Office
+from oplogue.runtime.pace import StreamPace
 from oplogue.runtime.parts import check_cancelled, end
 from oplogue.store import Client, ClusterTime
 from oplogue.store.faults import (
@@ -107,7 +108,8 @@ class Follower:
             pipeline=hashlib.sha256(repr(pipeline).encode()).hexdigest()[:16],
             covers=tuple(sorted(task.hash for task in tasks)),
         )
-        self._stream = ChangeStream(client, target, pipeline, patience=PATIENCE, bound=bound)
+        self._stream = ChangeStream(client, target, pipeline, bound=bound)
+        self._pace = StreamPace(clock, patience=PATIENCE)
         # A leader whose planner makes no progress is not renewed: it beats several times in a lease.
         self._patience = min(PATIENCE, bound / 2).total_seconds()
         self._names = sorted(task.definition.task for task in tasks)
@@ -165,13 +167,15 @@ class Follower:
     async def _read_on(self) -> None:
         while True:
             try:
-                batch = await self._stream.next()
+                batch = await self._stream.next(self._pace.patience)
             except (StoreError, TimeoutError) as error:
                 check_cancelled()
                 self._bus.emit("planner.stream_error", error=describe(error))
                 await self._reopen(error)
                 continue
             await self._take(batch)
+            if not batch.is_full and self._pace.rest:
+                await self._clock.sleep(self._pace.rest)
 
     async def _reopen(self, error: BaseException | None) -> None:
         """Open at the acknowledged position; by token while failures pass, then by time, then afresh."""
@@ -199,6 +203,7 @@ class Follower:
 
     async def _take(self, batch: Batch) -> None:
         self._lag.answered(batch.position, batch.cluster_time)
+        self._pace.answered(batch.cluster_time, with_events=bool(batch.events))
         await self._planner.take(batch)
 
     async def _next_best(self, refused: Position, error: BaseException) -> Position:

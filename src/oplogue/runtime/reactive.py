@@ -21,6 +21,7 @@ from oplogue.model.record import ClaimedRecord
 from oplogue.model.states import Reason, Transition
 from oplogue.runtime.bus import Bus
 from oplogue.runtime.context import BlockingContext, Context, Moment, Run, Scope
+from oplogue.runtime.fetches import Fetches
 from oplogue.runtime.meter import Meter
 from oplogue.runtime.settings import Settings
 from oplogue.runtime.work import Ended, Kind
@@ -73,6 +74,7 @@ class ReactiveSource:
         self._hashes = dict(hashes)
         self._records = records
         self._documents = documents
+        self._fetches = Fetches(documents)
         self._settings = settings
         self._controls = controls
         self._threads = threads
@@ -251,7 +253,7 @@ class ReactiveSource:
         """Write outcomes in groups by claim; those whose completion hangs on a transaction one by one."""
         now = self._clock.now()
         groups: dict[Any, dict[Any, Transition]] = defaultdict(dict)
-        runs: dict[tuple[Any, Any], Run] = {}
+        grouped: list[tuple[Run, Transition]] = []
         for one in ended:
             record = one.run.record
             transition = decide(one.outcome, record, one.run.definition, now)
@@ -259,14 +261,13 @@ class ReactiveSource:
                 await self._settle_transaction(one.run, transition)
                 continue
             groups[record.token][record.id] = transition
-            runs[record.token, record.id] = one.run
+            grouped.append((one.run, transition))
         if not groups:
             return
         lost = await self._records.settle_all(groups)
-        for token, transitions in groups.items():
-            gone = lost.get(token, ())
-            for id_, transition in transitions.items():
-                self._report(runs[token, id_], None if id_ in gone else transition)
+        for run, transition in grouped:
+            is_lost = bool(lost) and run.record.id in lost.get(run.record.token, ())
+            self._report(run, None if is_lost else transition)
 
     async def _settle_transaction(self, run: Run, transition: Transition) -> None:
         """Its completion may have been committed: then the fence matches nothing, and the record has our token."""
@@ -327,8 +328,12 @@ class ReactiveSource:
     async def fetch(
         self, run: Run, session: Session | None, options: dict[str, Any]
     ) -> dict[str, Any] | None:
-        """The document, if it meets the run's condition."""
+        """The document, if it meets the run's condition; with those that other handlers ask for meanwhile."""
         record = run.record
+        if session is None and not options:
+            answer = await self._fetches.ask(run.definition, record)
+            if answer != "alone":
+                return answer
         return await self._documents.fetch(
             run.definition, record.doc_id, record.values, session=session, **options
         )

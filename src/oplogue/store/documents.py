@@ -98,9 +98,12 @@ class SourceDocuments:
             ) from error
 
     async def look(
-        self, definition: TaskDefinition, ids: Sequence[Any], *, with_document: bool
+        self, definition: TaskDefinition, ids: Sequence[Any], *, with_document: bool, as_theirs: bool = False
     ) -> dict[Any, Seen]:
-        """Those of the documents that exist and match, by key: one round trip for many claimed records."""
+        """Those of the documents that exist and match, by key: one round trip for many claimed records.
+
+        ``as_theirs``: decoded just as the user's client decodes.
+        """
         whole = definition.projection.whole_document
         shown: dict[str, Any] = {"k": "$_id"}
         if whole or with_document:
@@ -114,11 +117,17 @@ class SourceDocuments:
             {"$replaceWith": shown},
         ]
         with bounded(self._bound):
-            rows = await (await self._documents.aggregate(pipeline)).to_list()
+            documents = self._theirs if as_theirs else self._documents
+            rows = await (await documents.aggregate(pipeline)).to_list()
         return {
             key_of(row["k"]): Seen(row["d"] if whole else row["v"], row.get("d") if with_document else None)
             for row in rows
         }
+
+    @property
+    def can_be_read_together(self) -> bool:
+        """Whether `look` can give documents as the user's client would: not where it makes its own of them."""
+        return self._client.codec_options.document_class is dict
 
     async def fetch(
         self,

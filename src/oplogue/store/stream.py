@@ -113,6 +113,11 @@ class Batch:
     cluster_time: Timestamp
     """The newest time that the server knew of when it answered."""
 
+    @property
+    def is_full(self) -> bool:
+        """Whether more may be ready: nothing need be waited for."""
+        return len(self.events) >= BATCH
+
 
 class ChangeStream:
     """An open stream. Any error of the driver means: reopen it, from the last position that was saved."""
@@ -123,14 +128,12 @@ class ChangeStream:
         database: str | None,
         pipeline: Sequence[Mapping[str, Any]],
         *,
-        patience: timedelta,
         bound: timedelta,
     ) -> None:
         self._client = client
         self._database: Database = client.get_database(database or "admin")
         self._whole_cluster = database is None
         self._pipeline = list(pipeline)
-        self._patience = patience
         self._bound = bound
         self._session: AsyncClientSession | None = None
         self._cursor = 0
@@ -153,7 +156,7 @@ class ChangeStream:
             answer = await self._command(command)
         return self._batch(answer, "firstBatch")
 
-    async def next(self) -> Batch:
+    async def next(self, patience: timedelta) -> Batch:
         """The next answer: at once where events are ready, else after the first event, or after the patience."""
         if not self._cursor:
             # After an invalidation the server closes the cursor with its last answer; it is opened again behind it.
@@ -162,10 +165,10 @@ class ChangeStream:
             "getMore": Int64(self._cursor),
             "collection": "$cmd.aggregate",
             "batchSize": BATCH,
-            "maxTimeMS": self._patience // timedelta(milliseconds=1),
+            "maxTimeMS": max(patience // timedelta(milliseconds=1), 1),
         }
         # An answer is due after the patience, with or without events: silence means that the stream is broken.
-        async with asyncio.timeout((self._patience + self._bound).total_seconds()):
+        async with asyncio.timeout((patience + self._bound).total_seconds()):
             answer = await self._command(command)
         return self._batch(answer, "nextBatch")
 

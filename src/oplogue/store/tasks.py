@@ -344,28 +344,30 @@ def _with_controls(globals_: Namespace) -> dict[str, Any]:
 
 def _alike(transitions: Mapping[Any, Transition]) -> list[dict[Any, Transition]]:
     """Groups that one statement can write: equal transitions, or of one kind where there are many different."""
-    kinds: dict[tuple[Any, ...], dict[Any, Transition]] = defaultdict(dict)
+    # Most are one and the same object: told apart by identity first, because a transition is dear to hash.
+    same: dict[int, list[Any]] = defaultdict(list)
     for id_, transition in transitions.items():
-        kinds[_kind(transition)][id_] = transition
-    groups: list[dict[Any, Transition]] = []
-    for kind in kinds.values():
-        groups.extend(_split(kind))
-    return groups
+        same[id(transition)].append(id_)
+    kinds: dict[tuple[Any, ...], list[list[Any]]] = defaultdict(list)
+    for ids in same.values():
+        kinds[_kind(transitions[ids[0]])].append(ids)
+    return [group for kind in kinds.values() for group in _split(kind, transitions)]
 
 
 _MOST_STATEMENTS = 16
 
 
-def _split(kind: dict[Any, Transition]) -> list[dict[Any, Transition]]:
+def _split(kind: list[list[Any]], transitions: Mapping[Any, Transition]) -> list[dict[Any, Transition]]:
     """Constants are cheaper than a table, so few different transitions of a kind get a statement each."""
     equal: dict[Any, dict[Any, Transition]] = defaultdict(dict)
-    for id_, transition in kind.items():
+    for ids in kind:
+        transition = transitions[ids[0]]
         if transition.values is not None:
             # Their values may be large: a statement holds a few, not thousands.
-            return [{one: kind[one]} for one in kind]
-        equal[transition][id_] = transition
+            return [{id_: transitions[id_]} for ids in kind for id_ in ids]
+        equal[transition].update(dict.fromkeys(ids, transition))
         if len(equal) > _MOST_STATEMENTS:
-            return [kind]
+            return [{id_: transitions[id_] for ids in kind for id_ in ids}]
     return list(equal.values())
 
 
@@ -407,6 +409,8 @@ def _suspect(document: Document) -> Suspect:
 
 def _is_hashable(id_: Any) -> bool:
     """Record ids are ObjectIds; of those that somebody put in by hand, documents can't be worked with."""
+    if type(id_) is ObjectId:
+        return True
     try:
         hash(id_)
     except TypeError:

@@ -332,9 +332,9 @@ async def test_stalled_stream_has_a_growing_lag_and_one_that_goes_on_has_none(
 ) -> None:
     go_on, following = asyncio.Event(), ChangeStream.next
 
-    async def stalled(self: ChangeStream) -> Batch:
+    async def stalled(self: ChangeStream, patience: timedelta) -> Batch:
         await go_on.wait()
-        return await following(self)
+        return await following(self, patience)
 
     stage = await started(make_stage)
     with monkeypatch.context() as broken:
