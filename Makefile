@@ -17,6 +17,7 @@ READY := .venv/.ready
 TOOLS_READY := .venv/.tools-ready
 BENCH_READY := .venv/.bench-ready
 MONGOD_READY := .venv/.mongod-ready
+PROMETHEUS_READY := .tools/.prometheus-ready
 
 export UV_PYTHON_DOWNLOADS := never
 # Installers name addresses when they fail; logs are shared, and where a machine gets its packages is its own affair.
@@ -28,7 +29,7 @@ help: ## list the targets
 demo: $(MONGOD_READY) ## an example shop on a MongoDB of its own: watch tasks flow
 	@$(BIN)/oplogue demo $(ARGS)
 
-test: $(TOOLS_READY) $(MONGOD_READY) ## all tests but the fault matrix
+test: $(TOOLS_READY) $(MONGOD_READY) $(PROMETHEUS_READY) ## all tests but the fault matrix
 	@$(BIN)/pytest --ignore=tests/faults $(ARGS)
 
 # --verifytypes looks for the package where the first python on PATH does, whatever pyproject.toml says.
@@ -94,5 +95,18 @@ $(MONGOD_READY): $(READY)
 	  else \
 	    tail -n 4 <<< "$$problem" >&2; exit 2; \
 	  fi; \
+	fi
+	@touch $@
+
+# A Prometheus that scrapes workers in tests: Debian's package, unpacked and not installed. Without it they are skipped.
+GET_PROMETHEUS = cd .tools && { timeout 60 apt-get download prometheus || \
+	{ [ "$$(id -u)" = 0 ] && timeout 60 apt-get update && timeout 60 apt-get download prometheus; }; } && \
+	dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/prometheus && rm prometheus_*.deb
+$(PROMETHEUS_READY): | $(UV)
+	@if ! command -v prometheus >/dev/null && ! command -v apt-get >/dev/null; then \
+	  echo "There is no prometheus on PATH: tests that are scraped by one are skipped"; \
+	elif ! command -v prometheus >/dev/null; then \
+	  echo "Unpacking Prometheus into .tools"; \
+	  ( $(GET_PROMETHEUS) ) >/dev/null 2>&1 || echo "It could not be had: tests that are scraped by one are skipped"; \
 	fi
 	@touch $@

@@ -403,6 +403,11 @@ class App:
         readings = await self.get_metrics()
         return None if readings is None else exposition(readings)
 
+    @property
+    def monitoring(self) -> Monitoring:
+        """Whether metrics are kept, and for whom this instance answers."""
+        return self._settings.monitoring
+
     async def get_metrics(self) -> tuple[Reading, ...] | None:
         """The same as numbers, for any other system; needs no extra."""
         if not self._settings.monitoring.enabled:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from oplogue.errors import ConfigurationError
 from oplogue.model.figures import Histogram
-from oplogue.model.metrics import METRICS, Kind, Metric, Reading
+from oplogue.model.metrics import CONTENT_TYPE, METRICS, Kind, Metric, Reading
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
@@ -38,9 +38,6 @@ __all__ = [
     "collector",
     "exposition",
 ]
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""What the bytes of `App.get_prometheus_metrics` are: the header that goes with them."""
 
 
 class Collector:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from oplogue.app import SUPERVISED
-from oplogue.cli.link import LINE, Link
+from oplogue.cli.link import LINE, Link, Question
 from oplogue.clock import Clock
 from oplogue.model.health import Health
 
@@ -56,7 +56,7 @@ class Child:
             return
         self._started = self._clock.monotonic()
         self._told = None
-        link = Link(self._clock)
+        link = Link()
         environment = {**os.environ, SUPERVISED: self.number, LINE: str(link.descriptor)}
         try:
             # A session of its own: Ctrl-C reaches the parent alone, which tells each child once.
@@ -93,10 +93,15 @@ class Child:
             self._told = number
             self._process.send_signal(number)
 
+    def ask(self, what: str) -> Question | None:
+        """Ask it something; None where there is nobody to ask. Any thread may ask."""
+        link = self._link
+        return None if link is None else link.ask(what)
+
     def health(self, within: float) -> Health:
         """What it says of itself. Any thread may ask."""
         link = self._link
-        answer = None if link is None else link.ask("health", within)
+        answer = None if link is None else link.ask("health").wait(within)
         if answer is not None:
             return Health(answer["live"], answer["ready"], tuple(answer["reasons"]))
         if link is None or not self.alive:
@@ -104,5 +109,5 @@ class Child:
             return Health(live=True, ready=False, reasons=("the process does not run; it is started again",))
         if not link.answered:
             return Health(live=True, ready=False, reasons=("the process is starting",))
-        reason = f"the process has not answered for {within:g} s"
+        reason = f"the process has not answered for {max(within, 1):.0f} s"
         return Health(live=False, ready=False, reasons=(reason,))

@@ -20,6 +20,7 @@ from types import FrameType
 
 from oplogue.cli.child import Child, Death
 from oplogue.cli.failures import INTERRUPTED, OK, USAGE, WRONG
+from oplogue.cli.link import Message
 from oplogue.clock import Clock
 from oplogue.model.health import Health
 
@@ -27,6 +28,8 @@ _LOOK = 0.1
 _ANSWERS_WITHIN = 2.0
 _RELOAD_WITHIN = 10.0
 """Who edits a file waits for what runs, but not for ever."""
+_METRICS_WITHIN = 8.0
+"""Of the ten seconds that Prometheus waits."""
 
 
 class Processes:
@@ -84,6 +87,17 @@ class Processes:
             reasons.append("the worker is stopping")
         live, ready = (all(getattr(one, word) for _, one in told) for word in ("live", "ready"))
         return Health(live=live, ready=ready and not self._signals, reasons=tuple(reasons))
+
+    def metrics(self) -> dict[str, Message]:
+        """What each child says that answers, by its number. Any thread may ask."""
+        asked = [(child.number, child.ask("metrics")) for child in self._children]
+        until = self._clock.monotonic() + _METRICS_WITHIN
+        told = {
+            number: question.wait(until - self._clock.monotonic())
+            for number, question in asked
+            if question is not None
+        }
+        return {number: answer for number, answer in told.items() if answer is not None}
 
     def _keep(self) -> None:
         if self._changed is not None and self._changed():

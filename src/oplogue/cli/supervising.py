@@ -13,6 +13,7 @@ from pathlib import Path
 from oplogue.cli.changes import SourceFiles
 from oplogue.cli.probes import Answer, Probes
 from oplogue.cli.processes import Processes
+from oplogue.cli.scrapes import scraped
 from oplogue.cli.targets import check_form, check_target
 from oplogue.clock import Clock
 from oplogue.model.health import Health
@@ -20,6 +21,7 @@ from oplogue.model.health import Health
 _JSON = "application/json"
 _LIVE = ("/live", "/livez", "/healthz")
 _READY = ("/ready", "/readyz")
+_METRICS = "/metrics"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def supervise(target: str, orders: Orders) -> int:
     )
     with ExitStack() as opened:
         if orders.health is not None:
-            opened.enter_context(Probes(*orders.health, _answers(processes.health), clock))
+            opened.enter_context(Probes(*orders.health, _answers(processes), clock))
         return processes.run()
 
 
@@ -65,16 +67,20 @@ def _command(target: str, orders: Orders) -> list[str]:
     return [sys.executable, "-P", "-m", "oplogue.cli", *debug, "worker", target, *burst]
 
 
-def _answers(health: Callable[[], Health]) -> dict[str, Callable[[], Answer]]:
+def _answers(processes: Processes) -> dict[str, Callable[[], Answer]]:
     def live() -> Answer:
-        found = health()
+        found = processes.health()
         return _answer(found, well=found.live)
 
     def ready() -> Answer:
-        found = health()
+        found = processes.health()
         return _answer(found, well=found.ready)
 
-    return {**dict.fromkeys(_LIVE, live), **dict.fromkeys(_READY, ready)}
+    return {
+        **dict.fromkeys(_LIVE, live),
+        **dict.fromkeys(_READY, ready),
+        _METRICS: lambda: scraped(processes.metrics()),
+    }
 
 
 def _answer(health: Health, *, well: bool) -> Answer:

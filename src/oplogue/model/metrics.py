@@ -43,6 +43,9 @@ class Reading:
     value: float | Histogram
 
 
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""What the bytes of `App.get_prometheus_metrics` are: the header that goes with them."""
+
 METRICS: dict[str, Metric] = {}
 """All metrics by name, in the order of the reference."""
 

@@ -51,6 +51,23 @@ _FAILED_OPERATIONS: Mapping[str, str] = {
 }
 OPERATIONS = tuple(_FAILED_OPERATIONS.values())
 """What may fail and is tried again."""
+PARTS = (
+    "claims",
+    "cleanup",
+    "cleanup of deleted documents",
+    "definitions",
+    "leader",
+    "lease renewal",
+    "metrics",
+    "presence",
+    "pulse",
+    "quiet",
+    "reclaims",
+    "reprocessing",
+    "resignation",
+    "throttle",
+)
+"""Parts that are there in every instance; a collection's outcomes are one more each."""
 _FIELDS: Mapping[str, str] = {"task_name": "task", "part": "part"}
 """Labels, and the fields of events that they come from."""
 

@@ -22,7 +22,7 @@ from oplogue.model.metrics import METRICS, Kind, Metric, Reading
 from oplogue.model.policies import Monitoring
 from oplogue.runtime.bus import Bus
 from oplogue.runtime.lag import lag_of
-from oplogue.runtime.meter import OPERATIONS, RUN_STATUSES, Meter
+from oplogue.runtime.meter import OPERATIONS, PARTS, RUN_STATUSES, Meter
 from oplogue.runtime.overview import Overview, State
 from oplogue.runtime.parts import end, keep_running, report
 from oplogue.runtime.shared_figures import SharedFigures
@@ -155,6 +155,8 @@ def _known(metric: Metric, tasks: Collection[str]) -> Iterator[tuple[str, ...]]:
             yield from ((task, status) for task in tasks for status in RUN_STATUSES)
         case ("operation",):
             yield from ((operation,) for operation in OPERATIONS)
+        case ("part",):
+            yield from ((part,) for part in PARTS)
         case _:
             return
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
+import oplogue
 from oplogue.clock import Clock
 from oplogue.model import metrics, states
 from oplogue.model.metrics import Metric
 from oplogue.model.states import Transition
 from oplogue.runtime.bus import Bus
-from oplogue.runtime.meter import Meter
+from oplogue.runtime.meter import PARTS, Meter
 
+STARTERS = ("keep_running", "report", "_run_errand")
 SECOND = timedelta(seconds=1)
 
 COMPLETED = states.completed(duration_ms=40, debounce=SECOND, history_limit=5)
@@ -105,3 +109,17 @@ def test_claims_settles_and_wake_ups_are_counted() -> None:
         metrics.SETTLE_DURATION.name: (1, 0.002),
     }
     assert read.counters == {(metrics.WAKE_UPS.name,): 1}
+
+
+def test_parts_that_may_fail_are_counted_from_zero() -> None:
+    """A rate needs a first value to rise from."""
+    named: set[str] = set()
+    for path in sorted(Path(oplogue.__path__[0]).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in STARTERS:
+                named |= {
+                    argument.value
+                    for argument in node.args
+                    if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+                }
+    assert named == set(PARTS)

@@ -21,7 +21,7 @@ def worker(
     health: Annotated[
         str | None,
         typer.Option(
-            "--health", metavar="HOST:PORT", help="Answer probes over HTTP there: /live and /ready."
+            "--health", metavar="HOST:PORT", help="Answer over HTTP there: /live, /ready and /metrics."
         ),
     ] = None,
     burst: Annotated[
