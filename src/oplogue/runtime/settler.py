@@ -15,10 +15,11 @@ from oplogue.clock import Clock
 from oplogue.model.definition import Namespace
 from oplogue.model.outcomes import Raised
 from oplogue.runtime.bus import Bus
+from oplogue.runtime.context import Run
 from oplogue.runtime.meter import Meter
 from oplogue.runtime.parts import end, keep_running
 from oplogue.runtime.work import Ended, Source
-from oplogue.store.faults import StoreError, describe, is_passing
+from oplogue.store.faults import StoreError, describe, is_forbidden, is_passing
 
 _LARGEST_GROUP = 1_000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
@@ -126,8 +127,16 @@ class Settler:
                 await self._write(source, group[:middle])
                 await self._write(source, group[middle:])
                 return
-            refused = Raised(0, f"its outcome could not be written: {describe(error)}")
-            await source.settle([Ended(group[0].run, refused)])
+            await self._write_refused(source, group[0].run, describe(error))
+
+    async def _write_refused(self, source: Source, run: Run, why: str) -> None:
+        """The run has failed by that. A record that takes not even this is left to its lease: others can be written."""
+        try:
+            await source.settle([Ended(run, Raised(0, f"its outcome could not be written: {why}"))])
+        except StoreError as error:
+            if is_passing(error) or is_forbidden(error):
+                raise
+            self._bus.emit("settle.failed", source=str(source.namespace), error=describe(error))
 
     def _measure(self, count: int) -> None:
         now = self._clock.monotonic()

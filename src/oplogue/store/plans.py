@@ -13,6 +13,9 @@ The decision for a record that exists, in order:
 3. Unchanged, but running: *touched*, so that a run that skips meanwhile does not lose the state that it skipped.
 4. Unchanged: the term moves up where it is older; else nothing is written.
 
+Values so large that the record could not take its claims, errors and history in as well are refused here, as an
+error of the document: found later, they would keep every group from being claimed or settled that has such a record.
+
 A document outside its task's filter vanishes from that aggregate, so the records that exist among the batch are
 marked *left* by a second one. Deleted documents are marked before the batch is planned: a document that was
 deleted and inserted again is new.
@@ -26,6 +29,7 @@ from datetime import datetime
 from typing import Any
 
 from oplogue.model.definition import Namespace, TaskDefinition
+from oplogue.model.outcomes import ERROR_LIMIT
 from oplogue.model.states import Status
 from oplogue.store.expressions import (
     IS_RUNNING,
@@ -45,7 +49,12 @@ from oplogue.store.expressions import (
 
 Pipeline = list[dict[str, Any]]
 
+TOO_LARGE = "the watched values are too large, they have "
+
 _KEY = ["sourceDocId", "task"]
+
+_LARGEST_RECORD = 16 * 1024 * 1024
+_ROOM, _ROOM_PER_ENTRY = 64 * 1024, 4 * ERROR_LIMIT + 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +143,26 @@ def _new_record(task: PlannedTask, stamp: Stamp) -> dict[str, Any]:
         "task": literal(task.definition.task),
         "status": literal(Status.PENDING),
         "attempts": literal(0),
-        "lastObservedValues": task.definition.projection.expression,
+        "lastObservedValues": _with_room(task.definition),
         "nextRunAt": runs_at,
         "dueAt": runs_at,
         "createdAt": NOW,
         "updatedAt": NOW,
         "oplogue": {"hash": literal(task.hash), "changedAt": NOW, **stamp.marks()},
+    }
+
+
+def _with_room(definition: TaskDefinition) -> Expr:
+    """The watched values; an error that says so where they leave no room for what a record will hold besides."""
+    room = min(_ROOM + _ROOM_PER_ENTRY * definition.execution_history_limit, _LARGEST_RECORD // 2)
+    size = {"$bsonSize": "$$values"}
+    # The server has no word for raising an error; that of a conversion cites what it could not convert.
+    refused = {"$toInt": {"$concat": [TOO_LARGE, {"$toString": size}, " bytes"]}}
+    return {
+        "$let": {
+            "vars": {"values": definition.projection.expression},
+            "in": when({"$gt": [size, _LARGEST_RECORD - room]}, refused, "$$values"),
+        }
     }
 
 

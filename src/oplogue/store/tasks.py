@@ -26,7 +26,7 @@ from oplogue.store import outcomes
 from oplogue.store.connection import Client, Collection, Database, Document, bounded, ours
 from oplogue.store.controls import CONTROLS, Control, Controls, read_controls
 from oplogue.store.expressions import NOW, literal, milliseconds
-from oplogue.store.faults import UNSENDABLE, is_passing
+from oplogue.store.faults import UNSENDABLE, is_passing, is_refusal
 from oplogue.store.fields import aware, aware_or_none, document_in
 
 _DUE = {"$expr": {"$lte": ["$nextRunAt", NOW]}}
@@ -169,7 +169,32 @@ class TaskRecords:
         suspects: bool = False,
         patience: timedelta | None = None,
     ) -> list[ClaimedRecord]:
-        """Take those of the records that are still due; what comes back is owned under one new token."""
+        """Take those of the records that are still due; what comes back is owned under one new token.
+
+        What the server refuses for one record is halved down to that one: the others are claimed.
+        """
+        try:
+            return await self._claim_group(ids, owner, lease, suspects, patience)
+        except OperationFailure as error:
+            if len(ids) == 1 or not is_refusal(error):
+                raise
+            refusal = error
+        claimed: list[ClaimedRecord] = []
+        middle = len(ids) // 2
+        for half in (ids[:middle], ids[middle:]):
+            try:
+                claimed += await self.claim(
+                    half, owner=owner, lease=lease, suspects=suspects, patience=patience
+                )
+            except OperationFailure as error:
+                refusal = error
+        if not claimed:
+            raise refusal
+        return claimed
+
+    async def _claim_group(
+        self, ids: Sequence[Any], owner: str, lease: timedelta, suspects: bool, patience: timedelta | None
+    ) -> list[ClaimedRecord]:
         token = ObjectId()
         taken = {
             "_id": {"$in": list(ids)},
@@ -180,18 +205,20 @@ class TaskRecords:
         update = outcomes.claim_update(
             token, owner, milliseconds(lease), suspect=suspects, alone=suspects and len(ids) == 1
         )
+        refused: PyMongoError | None = None
         try:
             with bounded(patience or self._bound):
                 result = await self._records.update_many(taken, update)
                 if not result.matched_count:
                     return []
         except PyMongoError as error:
-            if not is_passing(error):
-                raise
-            # The answer is unknown: only the read below can tell, and repeating the update could take more.
+            # What of it was done is not known: only the read below can tell, and repeating it could take more.
+            refused = None if is_passing(error) else error
         with bounded(self._bound):
             owned = {"_id": {"$in": list(ids)}, "oplogue.token": token}
             documents = await self._records.find(owned, _CLAIMED_FIELDS, batch_size=len(ids) + 1).to_list()
+        if refused is not None and not documents:
+            raise refused
         await self._take_newer(documents, token)
         order = {id_: place for place, id_ in enumerate(ids)}
         documents.sort(key=lambda document: order[document["_id"]])
