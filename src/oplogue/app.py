@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -90,6 +91,8 @@ class App:
             task_filter=task_filter,
             middleware=middleware,
         )
+        # Outermost: what other middleware does is a part of the run.
+        self._settings = replace(self._settings, middleware=(*_tracing(), *self._settings.middleware))
         self._clock = Clock()
         self._bus = Bus(self._clock, self._settings.instance_id)
         self._meter = Meter(self._bus)
@@ -446,3 +449,14 @@ class App:
         if self._supervisor is None:
             raise NotStartedError("start the app first: async with app, or await app.start()")
         return self._supervisor
+
+
+def _tracing() -> tuple[Middleware, ...]:
+    """A span around each run, where OpenTelemetry's interface is installed."""
+    try:
+        from oplogue.tracing import middleware
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "opentelemetry":
+            raise
+        return ()
+    return middleware()

@@ -21,6 +21,8 @@ class ClaimedRecord:
     token: Any
     first_error_at: datetime | None = None
     planned_under: str | None = None
+    trace: str | None = None
+    """Where the attempt that last failed is found in a tracing system."""
 
 
 @dataclass(frozen=True, slots=True)

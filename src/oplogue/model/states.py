@@ -117,6 +117,8 @@ class Transition:
     error: str | None = None
     leaves: bool = False
     """Skipped: the document was found outside, so that its return must be noticed."""
+    trace: str | None = None
+    """Failed: where this attempt is found in a tracing system, for the next one to link to."""
     values: dict[str, Any] | None = None
     """Moved: the watched values that the check read."""
 

@@ -72,6 +72,10 @@ class Run:
     raised: BaseException | None = None
     """What the handler raised, for those who want to see where."""
     completed: Literal["no", "in a transaction", "yes"] = "no"
+    trace: str | None = None
+    """Where this run is found in a tracing system."""
+    on_document: Callable[[Any], None] | None = None
+    """Told of the document when the handler has read it."""
     _cancelled: asyncio.Event | None = None
 
     @property
@@ -80,6 +84,11 @@ class Run:
         if self._cancelled is None:
             self._cancelled = asyncio.Event()
         return self._cancelled
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether it was cancelled because the instance stops, or its lease is lost: it comes to nothing."""
+        return self.cancelled.is_set() and not self.timed_out and self.completed != "yes"
 
     def ended(self, error: BaseException | None) -> Outcome | None:
         """What the run came to; None where its completion is durable already."""
@@ -217,6 +226,11 @@ class BlockingContext(Context):
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
+def run_of(context: Context) -> Run:
+    """The run that a context shows: for what stands around handlers and sees how they end."""
+    return context._run  # pyright: ignore[reportPrivateUsage] - of this module
+
+
 def describe_error(error: BaseException) -> str:
     """An exception as it is kept in the record: its class and its message."""
     try:
@@ -235,6 +249,8 @@ async def _get_document(
     document = await run.store.fetch(run, session, options)
     if document is not None:
         run.condition = None
+        if run.on_document is not None:
+            run.on_document(document)
         return document
     values = await run.store.watched_now(run)
     took = run.elapsed_ms()

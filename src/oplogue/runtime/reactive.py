@@ -8,7 +8,7 @@ import inspect
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -199,7 +199,7 @@ class ReactiveSource:
         try:
             await self._call(self._tasks[record.task], run)
         except asyncio.CancelledError as cancelled:
-            if run.cancelled.is_set() and not run.timed_out and run.completed != "yes":
+            if run.cut_short:
                 raise
             error = cancelled
         except (Exception, SystemExit, GeneratorExit) as raised:  # noqa: BLE001 - a failed attempt, whatever it is
@@ -219,10 +219,11 @@ class ReactiveSource:
         # Middleware is asynchronous whatever the handler is: a blocking call would stop the loop for good.
         outer = Context(run)
         context = outer if handler.is_async else BlockingContext(run, loop)
-        document = handler.convert(run.document) if handler.wants_document else None
-        arguments = handler.arguments(document, context)
 
         async def call() -> None:
+            # Inside the middleware, which sees what a document that does not convert raises.
+            document = handler.convert(run.document) if handler.wants_document else None
+            arguments = handler.arguments(document, context)
             if handler.is_async:
                 await handler.function(*arguments)
                 return
@@ -257,6 +258,8 @@ class ReactiveSource:
         for one in ended:
             record = one.run.record
             transition = decide(one.outcome, record, one.run.definition, now)
+            if transition.error is not None and one.run.trace is not None:
+                transition = replace(transition, trace=one.run.trace)
             if one.run.completed == "in a transaction":
                 await self._settle_transaction(one.run, transition)
                 continue

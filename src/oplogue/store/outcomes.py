@@ -60,6 +60,7 @@ def _row(transition: Transition) -> dict[str, Any]:
         "resets": transition.resets_attempts,
         "duration": transition.duration_ms,
         "error": transition.error,
+        "trace": transition.trace,
         "values": transition.values,
         "limit": transition.history_limit,
     }
@@ -83,6 +84,8 @@ def _fields(kind: Transition, row: Table) -> dict[str, Expr]:
         fields["firstErrorAt"] = when(_starts_over(row, again), None, first_set("$firstErrorAt", NOW))
     elif kind.succeeded:
         fields["firstErrorAt"] = None
+    if kind.trace is not None:
+        fields["oplogue.trace"] = row.get("trace")
     if kind.status is Status.COMPLETED:
         fields["completedAt"] = when(again, first_set("$completedAt", None), NOW)
     if kind.leaves:

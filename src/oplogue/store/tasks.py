@@ -41,6 +41,7 @@ _CLAIMED_FIELDS = {
     "lastObservedValues": 1,
     "firstErrorAt": 1,
     "oplogue.hash": 1,
+    "oplogue.trace": 1,
 }
 
 RECORD_KEY = [("sourceDocId", ASCENDING), ("task", ASCENDING)]
@@ -404,12 +405,14 @@ def _kind(transition: Transition) -> tuple[Any, ...]:
         transition.status,
         transition.history_limit,
         transition.error is None,
+        transition.trace is None,
         transition.run_at is None,
         transition.leaves,
     )
 
 
 def _claimed(document: Document, token: Any) -> ClaimedRecord:
+    marks = document_in(document.get("oplogue"))
     return ClaimedRecord(
         id=document["_id"],
         task=document["task"],
@@ -418,7 +421,8 @@ def _claimed(document: Document, token: Any) -> ClaimedRecord:
         values=document_in(document.get("lastObservedValues")),
         token=token,
         first_error_at=aware_or_none(document.get("firstErrorAt")),
-        planned_under=document_in(document.get("oplogue")).get("hash"),
+        planned_under=marks.get("hash"),
+        trace=marks.get("trace"),
     )
 
 
