@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console as Screen
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
+
+Bars = Callable[[str, int, int | None], None]
+"""Told by name how many are done, and of how many if that has changed."""
 
 
 class _Rate(ProgressColumn):
@@ -33,6 +36,20 @@ def columns() -> tuple[ProgressColumn, ...]:
         _Rate(),
         TimeRemainingColumn(compact=True, elapsed_when_finished=True),
     )
+
+
+@contextmanager
+def bars(screen: Screen, totals: Sequence[tuple[str, int]]) -> Generator[Bars]:
+    """A bar for each of several things, by name."""
+    with Progress(*columns(), console=screen, expand=True) as shown:
+        tasks = {name: shown.add_task(name, total=total) for name, total in totals}
+
+        def tell(name: str, done: int, total: int | None) -> None:
+            # Estimates may be too low; nothing is done to more than all.
+            most = shown.tasks[tasks[name]].total if total is None else total
+            shown.update(tasks[name], completed=done, total=max(most or 0, done))
+
+        yield tell
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from rich.console import Console as Screen
 from rich.text import Text
 
 from oplogue.app import App
@@ -33,16 +34,19 @@ def examine(
         output.write([asdict(finding) for finding in findings], indent=2)
     else:
         # A command that is to be copied must not be broken into lines.
-        output.screen.print(_picture(findings), highlight=False, soft_wrap=True)
+        output.screen.print(_picture(findings, output.screen), highlight=False, soft_wrap=True)
     return WRONG if any(finding.level == "problem" for finding in findings) else OK
 
 
-def _picture(findings: Sequence[Finding]) -> Text:
+def _picture(findings: Sequence[Finding], screen: Screen) -> Text:
     picture = Text()
     for finding in findings:
         sign, style = _SIGNS[finding.level]
-        picture.append(f"{sign:{_WIDTH}}", style).append(f"{finding.check}: ", "bold").append(finding.text)
-        picture.append("\n")
+        said = Text(f"{finding.check}: ", "bold").append(finding.text, "not bold")
+        first, *more = said.wrap(screen, max(screen.width - _WIDTH, 20))
+        picture.append(f"{sign:{_WIDTH}}", style).append(first).append("\n")
+        for line in more:
+            picture.append(" " * _WIDTH).append(line).append("\n")
         if finding.mend is not None:
             picture.append(f"{'':{_WIDTH}}→ {finding.mend}\n", "dim")
     counts = {level: sum(finding.level == level for finding in findings) for level in _SIGNS}

@@ -37,6 +37,7 @@ Database = Annotated[
 GlobalsCollection = Annotated[
     str, typer.Option("--globals-collection", metavar="NAME", help="As the app was told.", show_default=True)
 ]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one document in extended JSON.")]
 
 

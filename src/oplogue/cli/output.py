@@ -7,7 +7,7 @@ Colours are rich's business: off without a terminal, and where NO_COLOR is set.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,8 @@ from oplogue.errors import ConfigurationError
 if TYPE_CHECKING:
     from rich.console import Console as Screen
     from rich.console import RenderableType
+
+    from oplogue.cli.bars import Bars
 
 _WITHOUT_TERMINAL = 240
 """Columns where nobody looks: nothing is cut that a pipe may need."""
@@ -61,12 +63,28 @@ class Output:
         """Whether to go on. Without a terminal nobody can be asked: `--yes` must have answered beforehand."""
         if yes:
             return True
-        if not sys.stdin.isatty():
+        if not self.can_ask:
             raise ConfigurationError(
                 f"{question} Nobody can be asked without a terminal", expected="--yes, or --dry-run"
             )
         print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
         return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether somebody is before a terminal."""
+        return sys.stdin.isatty()
+
+    @contextmanager
+    def bars(self, totals: Sequence[tuple[str, int]]) -> Generator[Bars]:
+        """A bar for each of several things; nothing without a terminal."""
+        if not self.aside.is_terminal:
+            yield lambda _name, _done, _total: None
+            return
+        from oplogue.cli.bars import bars
+
+        with bars(self.aside, totals) as tell:
+            yield tell
 
     @contextmanager
     def progress(self, what: str, total: int | None) -> Generator[Progress]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from rich.console import Group, RenderableType
@@ -22,19 +23,77 @@ _COLOURS = {
     Status.FAILED: "red",
 }
 _LARGEST_ID = 36
+_LEAST = 8
+_ROOM_FOR_ERRORS = 80
+"""Columns after the others that a state and a readable part of an error take."""
+_GAP = "  "
 
 
-def page_table(page: Page, now: datetime, *, skip: int) -> RenderableType:
-    """A list of records, one line each."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", expand=False)
-    table.add_column("record", no_wrap=True)
-    table.add_column("task", no_wrap=True, overflow="ellipsis", min_width=8)
-    table.add_column("document", no_wrap=True, overflow="ellipsis", min_width=10, max_width=_LARGEST_ID)
-    table.add_column("state", no_wrap=True, overflow="ellipsis", ratio=1)
-    for record in page.items:
-        table.add_row(write_id(record.id), record.task, write_id(record.source_doc_id), _state(record, now))
+def page_list(page: Page, now: datetime, *, skip: int, width: int) -> RenderableType:
+    """A list of records, a line each; where errors have no room in it, they have lines of their own."""
+    rows = [_Row.of(record, now) for record in page.items]
+    columns = _columns(rows, width)
+    used = sum(columns) + len(_GAP) * len(columns)
+    beside = width - used >= _ROOM_FOR_ERRORS
+    lines: list[Text] = [_line_of(_Row("record", "task", "document", Text("state")), columns, dim=True)]
+    for row in rows:
+        line = _line_of(row, columns)
+        if row.trouble is None:
+            lines.append(line)
+        elif beside:
+            lines.append(line.append(", ").append(row.trouble))
+        else:
+            lines += [line, Text("  ").append(row.trouble)]
+    for line in lines:
+        line.no_wrap, line.overflow = True, "ellipsis"
     shown = f"{skip + 1:,}–{skip + len(page.items):,} of " if len(page.items) < page.total else ""
-    return Group(table, Text(f"{shown}{count_of(page.total, 'record')}", style="dim"))
+    return Group(*lines, Text(f"{shown}{count_of(page.total, 'record')}", style="dim"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    id: str
+    task: str
+    document: str
+    state: Text
+    trouble: Text | None = None
+
+    @staticmethod
+    def of(record: TaskRecord, now: datetime) -> _Row:
+        trouble = None
+        if record.last_error is not None:
+            trouble = Text(f"{count_of(record.attempts, 'attempt')}: ").append(
+                _line(record.last_error), "red"
+            )
+        return _Row(
+            write_id(record.id), record.task, write_id(record.source_doc_id), _state(record, now), trouble
+        )
+
+
+def _columns(rows: Sequence[_Row], width: int) -> tuple[int, int, int]:
+    """Widths of id, task and document. An id is never cut: it is what is copied."""
+    id_, task, document = (
+        max([len(heading), *(len(getattr(row, name)) for row in rows)])
+        for heading, name in (("record", "id"), ("task", "task"), ("document", "document"))
+    )
+    state = max([len("state"), *(len(row.state) for row in rows)])
+    document = min(document, _LARGEST_ID)
+    missing = id_ + task + document + state + 3 * len(_GAP) - width
+    for _ in range(max(missing, 0)):
+        if document >= task and document > _LEAST:
+            document -= 1
+        elif task > _LEAST:
+            task -= 1
+    return id_, task, document
+
+
+def _line_of(row: _Row, columns: tuple[int, int, int], *, dim: bool = False) -> Text:
+    line = Text(style="dim" if dim else "")
+    for cell, width in zip((row.id, row.task, row.document), columns, strict=True):
+        text = Text(cell)
+        text.truncate(width, overflow="ellipsis", pad=True)
+        line.append(text).append(_GAP)
+    return line.append(row.state)
 
 
 def record_sheet(record: TaskRecord, now: datetime) -> RenderableType:
@@ -58,9 +117,6 @@ def _state(record: TaskRecord, now: datetime) -> Text:
         text.append(f" since {ago(record.started_at, now)}", "default")
     else:
         text.append(f" {ago(record.last_finalized_at, now)}", "default")
-    if record.last_error is not None:
-        text.append(f", {count_of(record.attempts, 'attempt')}: ", "default")
-        text.append(_line(record.last_error), "red")
     return text
 
 

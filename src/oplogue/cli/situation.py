@@ -12,12 +12,16 @@ from rich.table import Table
 from rich.text import Text
 
 from oplogue.cli.wording import ago, count_of, span, until
+from oplogue.model.reconciliation import Reconciliation
 from oplogue.model.situation import InstanceState, Situation, TaskState
 
 _LATE = timedelta(seconds=10)
 """A lag above it is not the ordinary wait for a batch."""
 _OVERDUE = timedelta(minutes=1)
 _LARGEST_NAME = 32
+_NARROW = 64
+_COLUMNS = ("pending", "processing", "dirty", "failed", "oldest due")
+_NARROW_COLUMNS = ("pending", "processing", "failed")
 
 
 def situation_document(seen: Situation) -> dict[str, object]:
@@ -35,7 +39,20 @@ def situation_document(seen: Situation) -> dict[str, object]:
         "reconciled_at": seen.reconciled_at,
         "cleaned_up_at": seen.cleaned_up_at,
         "tasks": tasks,
+        "reconciliations": [_reconciliation(one) for one in seen.reconciliations],
         "instances": seen.instances,
+    }
+
+
+def _reconciliation(one: Reconciliation) -> dict[str, Any]:
+    return {
+        "collection": str(one.source),
+        "tasks": one.tasks,
+        "documents": one.documents,
+        "estimate": one.estimate,
+        "per_second": one.per_second,
+        "seconds_left": _seconds(one.remaining),
+        "started_at": one.started_at,
     }
 
 
@@ -47,14 +64,16 @@ def _seconds(time: timedelta | None) -> float | None:
     return None if time is None else time.total_seconds()
 
 
-def situation_picture(seen: Situation) -> RenderableType:
+def situation_picture(seen: Situation, width: int) -> RenderableType:
     """All of it."""
     parts: list[RenderableType] = [_headline(seen)]
     if seen.tasks:
-        parts += [Text(), _tasks(seen)]
+        parts += [Text(), _tasks(seen, narrow=width < _NARROW)]
         notes = [(task.task, note) for task in seen.tasks if (note := _notes(task, seen.at))]
         if notes:
             parts += [Text(), _listed(notes)]
+    if seen.reconciliations:
+        parts += [Text(), _listed([(str(one.source), _far(one)) for one in seen.reconciliations])]
     if seen.instances:
         parts += [Text(), _instances(seen)]
     return Group(*parts)
@@ -86,19 +105,21 @@ def _for(since: datetime | None, now: datetime) -> str:
     return "" if since is None else f", for {span(now - since)}"
 
 
-def _tasks(seen: Situation) -> Table:
+def _tasks(seen: Situation, *, narrow: bool) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", expand=False)
     table.add_column("task", no_wrap=True, overflow="ellipsis", min_width=8, max_width=_LARGEST_NAME)
-    for name in ("pending", "processing", "dirty", "failed", "oldest due"):
-        table.add_column(name, justify="right", no_wrap=True)
+    for name in _NARROW_COLUMNS if narrow else _COLUMNS:
+        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     for task in seen.tasks:
+        cells = {
+            "pending": _number(task.pending, "yellow"),
+            "processing": _number(task.processing + task.processing_dirty, "cyan"),
+            "dirty": _number(task.processing_dirty, "cyan"),
+            "failed": _number(task.failed, "red"),
+            "oldest due": _oldest(task),
+        }
         table.add_row(
-            Text(task.task, "bold"),
-            _number(task.pending, "yellow"),
-            _number(task.processing + task.processing_dirty, "cyan"),
-            _number(task.processing_dirty, "cyan"),
-            _number(task.failed, "red"),
-            _oldest(task),
+            Text(task.task, "bold"), *(cells[name] for name in (_NARROW_COLUMNS if narrow else _COLUMNS))
         )
     return table
 
@@ -138,6 +159,16 @@ def _listed(notes: Sequence[tuple[str, Text]]) -> Table:
     for name, note in notes:
         table.add_row(Text(name, "bold"), note)
     return table
+
+
+def _far(one: Reconciliation) -> Text:
+    """How far a reconciliation has come."""
+    if one.waits:
+        return Text(f"waits to be reconciled, about {count_of(one.estimate, 'document')}", "cyan")
+    text = f"reconciling, {one.share:.0%}: {one.documents:,} of about {count_of(one.estimate, 'document')}"
+    if one.remaining is not None:
+        text += f", {one.per_second:,.0f}/s, {span(one.remaining)} left"
+    return Text(text, "cyan")
 
 
 def _instances(seen: Situation) -> Table:

@@ -24,12 +24,14 @@ _SHARE = 4
 """A look that took long is followed by a rest this many times as long: who watches must not be a load."""
 
 SeenT = TypeVar("SeenT")
+Picture = Callable[[SeenT, int], RenderableType]
+"""What is seen, for a screen of so many columns."""
 
 
 async def watch(
     out: Output,
     look: Callable[[], Awaitable[SeenT]],
-    picture: Callable[[SeenT], RenderableType],
+    picture: Picture[SeenT],
     document: Callable[[SeenT], Any],
     *,
     clock: Clock,
@@ -51,7 +53,7 @@ async def watch(
 async def _watch_live(
     screen: Screen,
     look: Callable[[], Awaitable[SeenT]],
-    picture: Callable[[SeenT], RenderableType],
+    picture: Picture[SeenT],
     clock: Clock,
 ) -> None:
     shown: RenderableType = Text("looking …", "dim")
@@ -60,7 +62,7 @@ async def _watch_live(
         while True:
             began = clock.monotonic()
             try:
-                shown = picture(await look())
+                shown = picture(await look(), screen.width)
                 live.update(Group(shown, Text(), hint), refresh=True)
             except StoreError as error:
                 trouble = Text(f"the database does not answer: {told(error)}", "red")
@@ -71,7 +73,7 @@ async def _watch_live(
 async def _watch_lines(
     out: Output,
     look: Callable[[], Awaitable[SeenT]],
-    picture: Callable[[SeenT], RenderableType],
+    picture: Picture[SeenT],
     document: Callable[[SeenT], Any],
     clock: Clock,
 ) -> None:
@@ -85,7 +87,7 @@ async def _watch_lines(
             if out.as_json:
                 out.write(document(seen))
             else:
-                out.screen.print(picture(seen), "", highlight=False)
+                out.screen.print(picture(seen, out.screen.width), "", highlight=False)
         await _rest(began, clock)
 
 

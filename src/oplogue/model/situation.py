@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from oplogue.model.reconciliation import Reconciliation
+
 
 @dataclass(frozen=True, slots=True)
 class InstanceState:
@@ -66,6 +68,8 @@ class Situation:
     """How far planning is behind the database; None before anything was planned."""
     instances: tuple[InstanceState, ...]
     tasks: tuple[TaskState, ...]
+    reconciliations: tuple[Reconciliation, ...]
+    """What is being reconciled, or waits for it."""
     cleaned_up_at: datetime | None
     """When the last cleanup by schedule began."""
 

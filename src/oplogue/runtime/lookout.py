@@ -21,6 +21,7 @@ from oplogue.store.definitions import Definitions, StoredTask
 from oplogue.store.documents import server_time
 from oplogue.store.instances import Instances, LiveInstance
 from oplogue.store.leadership import Leadership
+from oplogue.store.scans import Scans
 
 
 class Lookout:
@@ -35,6 +36,7 @@ class Lookout:
         self._instances = Instances(client, globals_, bound=bound)
         self._leadership = Leadership(client, globals_, bound=bound)
         self._cleanup = Cleanup(client, globals_, bound=bound)
+        self._scans = Scans(client, globals_, bound=bound)
         self._backlog = Backlog(client, "primary", bound=bound)
 
     async def look(self) -> Situation:
@@ -43,6 +45,7 @@ class Lookout:
             self._definitions.all(), self._instances.live(), self._controls.all()
         )
         names = ((task.planned.definition.source, task.name) for task in stored)
+        reconciliations = await self._scans.progress(stored)
         depths, leader, progress, cleaned_up_at, now = await asyncio.gather(
             self._backlog.all_depths(names),
             self._leadership.leader(),
@@ -63,6 +66,7 @@ class Lookout:
                 self._task(task, depths, controls.get(task.name, Control()), live, now)
                 for task in sorted(stored, key=lambda task: task.name)
             ),
+            reconciliations=tuple(reconciliations),
             cleaned_up_at=cleaned_up_at,
         )
 

@@ -12,6 +12,7 @@ from bson import ObjectId
 from pymongo.asynchronous.collection import AsyncCollection
 from tests.integration.cli.conftest import Command
 from tests.support.running import Stage
+from tests.support.typed import Typed
 
 from oplogue import Context, Fixed
 
@@ -39,14 +40,6 @@ async def filled(stage: Stage, orders: Orders) -> Stage:
     await stage.counted(3, status="failed")
     await stage.counted(3, status="completed")
     return stage
-
-
-class Terminal(StringIO):
-    """Standard input with somebody before it."""
-
-    def isatty(self) -> bool:
-        """They can be asked."""
-        return True
 
 
 async def test_a_list_has_a_line_for_each_record_and_says_how_many_there_are(
@@ -184,7 +177,7 @@ async def test_many_records_are_not_changed_where_nobody_can_be_asked(
 async def test_before_a_terminal_it_asks(
     filled: Stage, oplogue: Command, answer: str, left: int, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", Terminal(f"{answer}\n"))
+    monkeypatch.setattr(sys, "stdin", Typed(f"{answer}\n"))
     said = await oplogue("tasks", "delete", "--status", "failed")
     assert said.code == code
     assert "Delete 3 records? [y/N]" in said.err

@@ -19,9 +19,10 @@ def doctor(
     globals_collection: GlobalsCollection = "_oplogue_globals",
     as_json: Json = False,
 ) -> int:
-    """Check server, privileges, indexes, clocks, oplog and tasks, and say how to mend what is not well.
+    """Check the whole deployment, and say how to mend it.
 
-    Exit code 0 where there is no problem (warnings are none), 1 where there is one.
+    Server, privileges, indexes, clocks, oplog, concerns and tasks. Exit code 0 where there is no problem (warnings
+    are none), 1 where there is one.
     """
     from oplogue.cli.examination import examine
     from oplogue.cli.output import Output

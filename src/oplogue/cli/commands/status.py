@@ -27,7 +27,7 @@ async def status(
         bool, typer.Option("--watch", "-w", help="Look again every second, until Ctrl-C; exit code 0 then.")
     ] = False,
 ) -> int:
-    """Show who is alive and leads, and for each task what waits, runs and has failed.
+    """Show who is alive, what waits, runs and has failed.
 
     With --json and --watch each look is a line of its own.
     """
@@ -46,5 +46,5 @@ async def status(
         await keep_watching(out, look, situation_picture, situation_document, clock=clock)
         return OK
     seen = await look()
-    out.show(lambda _screen: situation_picture(seen), situation_document(seen))
+    out.show(lambda screen: situation_picture(seen, screen.width), situation_document(seen))
     return OK

@@ -9,7 +9,7 @@ import typer
 
 from oplogue.cli import options
 from oplogue.cli.failures import OK, WRONG
-from oplogue.cli.operating import on_console
+from oplogue.cli.operating import Yes, on_console
 from oplogue.cli.output import Output, Progress
 from oplogue.cli.wording import count_of
 from oplogue.cli.wording import until as until_words
@@ -55,7 +55,6 @@ Ids = Annotated[
     ),
 ]
 All = Annotated[bool, typer.Option("--all", help="All records: where no filter is given, this must be.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many records it would be.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The task's name.")]
 
@@ -84,7 +83,7 @@ async def list_(
     ] = None,
 ) -> int:
     """List task records."""
-    from oplogue.cli.sheets import page_document, page_table
+    from oplogue.cli.sheets import page_document, page_list
 
     which = record_filter(task, status, source_doc_filter, error_message, has_error, id_)
     most, left_out = options.whole(limit, "--limit", 1, 500), options.whole(skip, "--skip", 0, 10_000_000)
@@ -92,7 +91,8 @@ async def list_(
     page = await console.desk.page(which, limit=most, skip=left_out, sort=order)
     now = await console.now()
     out.show(
-        lambda _screen: page_table(page, now, skip=left_out), page_document(page, limit=most, skip=left_out)
+        lambda screen: page_list(page, now, skip=left_out, width=screen.width),
+        page_document(page, limit=most, skip=left_out),
     )
     return OK
 
