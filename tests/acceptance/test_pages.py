@@ -67,3 +67,13 @@ asyncio.run(main())
     said = ended.stderr.splitlines()
     assert len(said) == len(set(said)), said
     assert {line.partition(" ")[0] for line in said} == {logging.getLevelName(logging.INFO)}
+
+
+def test_the_program_that_shows_a_reconciliation_reconciles_everything(
+    tmp_path: Path, database_uri: str
+) -> None:
+    ended = run(code_of("docs/explanation/reconciliation.md"), tmp_path, database_uri)
+    lines = ended.stdout.splitlines()
+    assert any(re.fullmatch(r"\d+ of about 3000, .* s left", line) for line in lines), ended
+    assert "3000 documents are planned" in lines
+    assert re.fullmatch(r"3000 records, the process has grown by \d+ MB", lines[-1])

@@ -25,7 +25,7 @@ def run(code: str, folder: Path, uri: str) -> subprocess.CompletedProcess[str]:
     script = folder / "pasted.py"
     script.write_text(code, encoding="utf-8")
     # App() finds the test's database, so that pages need not start a server of their own.
-    environment = {**os.environ, "OPLOGUE_MONGODB_URI": uri, "PYTHONWARNINGS": "error"}
+    environment = {**os.environ, "OPLOGUE_MONGODB_URI": uri, "PYTHONWARNINGS": "error", "DOCUMENTS": "3000"}
     return subprocess.run(
         [sys.executable, script.name], cwd=folder, env=environment, capture_output=True, text=True, timeout=90
     )

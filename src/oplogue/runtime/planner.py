@@ -182,7 +182,9 @@ class Planner:
             changes = [Change(id_, now, now, inserted=True) for id_ in await self._again(ids)]
             if is_stalled(error):
                 await self._stalled(error, len(changes), self._bound)
-                await self._plan_carefully(tasks, changes, stamp)
+                middle = (len(changes) + 1) // 2
+                await self._plan_carefully(tasks, changes[:middle], stamp)
+                await self._plan_carefully(tasks, changes[middle:], stamp)
             else:
                 self._bus.emit("planner.batch_failed", count=len(changes), error=describe(error))
                 await self._plan_or_hold(tasks, changes, stamp, self._bound)
@@ -305,6 +307,8 @@ class Planner:
         """Documents with a running record apart from the others: a handler's transaction may hold it for long."""
         source = tasks[0].definition.source
         names, ids = [task.definition.task for task in tasks], [change.id for change in batch]
+        if not batch:
+            return
         # Unless this batch stalls too, the next one is planned as usual.
         self._careful_until = 0.0
         running = await self._again(lambda: self._planning.running_among(source, names, ids, self._bound))

@@ -38,7 +38,8 @@ from oplogue.runtime.office import Office
 from oplogue.runtime.parts import check_cancelled
 from oplogue.store.definitions import Definitions, StoredTask
 from oplogue.store.faults import persisting
-from oplogue.store.scans import Checkpoint, Range, Scans, by_source
+from oplogue.store.ranges import Range
+from oplogue.store.scans import Checkpoint, Scans, by_source
 
 _FIRST_RANGE, _LONGEST_RANGE = 1_000, 4_000
 _RANGE_TAKES = 0.1
@@ -150,7 +151,7 @@ class Reconciler:
     async def _plan_next(self, scan: _Scan) -> None:
         started = self._clock.monotonic()
         following = await self._send(
-            lambda: self._scans.next_range(scan.source, scan.reached.last, scan.size)
+            lambda: self._scans.ranges.following(scan.source, scan.reached.last, scan.size)
         )
         await self._plan(scan.tasks, following)
         self._office.beat()

@@ -59,7 +59,8 @@ from oplogue.store.locks import Locks
 from oplogue.store.operations import Operations
 from oplogue.store.planning import Planning
 from oplogue.store.privileges import check_stream, permitted
-from oplogue.store.scans import Range, Scans
+from oplogue.store.ranges import Range
+from oplogue.store.scans import Scans
 from oplogue.store.signals import Signal, Signals, Topic
 from oplogue.store.stream import operation_time
 from oplogue.store.tasks import TaskRecords
@@ -509,7 +510,7 @@ class Supervisor:
             source = tasks[0].planned.definition.source
 
             async def ids() -> list[Any]:
-                return await self._scans.ids(source, following)
+                return await self._scans.ranges.ids(source, following)
 
             now = await operation_time(self._client, bound=self._settings.bound)
             await planner.plan_range([task.planned for task in tasks], following.selection(), ids, now)
@@ -520,21 +521,13 @@ class Supervisor:
             holds=planner.holds,
             scans=self._scans,
             definitions=self._definitions,
-            finished=self._clean_up,
+            finished=self.janitor.reconciled,
             overtaken=self._redefined.set,
             office=office,
             pace=self._settings.pace,
             bus=self._bus,
             clock=self._clock,
         )
-
-    def _clean_up(self, source: Namespace) -> None:
-        """Documents that were deleted while nobody looked are found by their records."""
-
-        async def sweep() -> None:
-            await self.janitor.run(source)
-
-        self._run_errand(sweep(), "cleanup")
 
     async def _history_lost(self, reason: str) -> None:
         self._bus.emit("planner.history_lost", error=reason)

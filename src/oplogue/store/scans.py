@@ -1,8 +1,4 @@
-"""Scanning a source collection in ranges of ``_id``, and the checkpoints of that.
-
-The order is that of the ``_id`` index, the total order of BSON: a collection may have ids of mixed types. Range ends
-are looked up in the index alone, no document is read for them; conditions on a range are made with ``$expr``, since
-query operators compare within one type only.
+"""How far collections have been scanned: the checkpoints of reconciliations.
 
 A checkpoint is one document for each collection in the globals collection. It holds *which requests* are being met:
 each task's name, the hash of its trigger and the number of its request to be reconciled. A scan goes on at a
@@ -17,9 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from bson import MaxKey
-from pymongo import ASCENDING, ReturnDocument
-from pymongo.asynchronous.cursor import AsyncCursor
+from pymongo import ReturnDocument
 from pymongo.errors import DuplicateKeyError
 
 from oplogue.errors import LeadershipLostError
@@ -27,38 +21,13 @@ from oplogue.model.definition import Namespace
 from oplogue.model.reconciliation import Reconciliation
 from oplogue.store.connection import PLAIN, Client, Collection, Document, bounded, ours
 from oplogue.store.definitions import StoredTask
-from oplogue.store.documents import key_of
 from oplogue.store.expressions import NOW, ROOT, Expr, literal, merged, when
 from oplogue.store.fields import aware_or_none, document_in
+from oplogue.store.ranges import Edge, Ranges
 
 _PREFIX = "scan:"
 _HIGHEST_TERM = 2**52
 """What is above was edited by hand, and must not end reconciliations for ever."""
-
-
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """An id that a range begins after, or ends with; it may be null."""
-
-    id: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Documents after one id, up to and with another; None: from the start, to the end."""
-
-    after: Edge | None
-    last: Edge | None
-    size: int
-
-    def selection(self) -> dict[str, Any]:
-        """The range as a condition."""
-        bounds: list[Any] = []
-        if self.after is not None:
-            bounds.append({"$gt": ["$_id", literal(self.after.id)]})
-        if self.last is not None:
-            bounds.append({"$lte": ["$_id", literal(self.last.id)]})
-        return {"$expr": {"$and": bounds}} if bounds else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,51 +41,13 @@ class Checkpoint:
 
 
 class Scans:
-    """Range ends and checkpoints; only ids come here."""
+    """The checkpoints in one globals collection, and the ranges that they stand between."""
 
     def __init__(self, client: Client, globals_: Namespace, *, bound: timedelta) -> None:
         self._client = client
-        self._globals = self._plain(globals_)
+        self._globals: Collection = ours(client, globals_).with_options(codec_options=PLAIN)
         self._bound = bound
-
-    def _plain(self, namespace: Namespace) -> Collection:
-        return ours(self._client, namespace).with_options(codec_options=PLAIN)
-
-    # -- ranges
-
-    async def next_range(self, source: Namespace, after: Edge | None, size: int) -> Range:
-        """The next documents in the order of their ids; the last range has no end."""
-        if not _is_highest(after):
-            before = 0 if after is None else 1
-            with bounded(self._bound):
-                ends = self._in_order(source, after).skip(size - 1 + before).limit(1)
-                found = await ends.to_list()
-            if found:
-                return Range(after, Edge(found[0]["_id"]), size)
-        rest = await self.ids(source, Range(after, None, size))
-        return Range(after, None, len(rest))
-
-    async def ids(self, source: Namespace, within: Range) -> list[Any]:
-        """The ids of a range, for planning it document by document."""
-        if _is_highest(within.after):
-            return []
-        found: list[Any] = []
-        with bounded(self._bound):
-            async for document in self._in_order(source, within.after).limit(within.size + 1):
-                if not _is(document, within.after):
-                    found.append(document["_id"])
-                if _is(document, within.last):
-                    return found
-            if within.last is None and within.after is not None:
-                # A lower bound of an index leaves out the highest of all values.
-                highest = await self._plain(source).find({"_id": MaxKey()}, {"_id": 1}).to_list()
-                found += [document["_id"] for document in highest]
-        return found
-
-    def _in_order(self, source: Namespace, start: Edge | None) -> AsyncCursor[Document]:
-        """Ids by the index alone, from one on."""
-        cursor = self._plain(source).find({}, {"_id": 1}).sort("_id", ASCENDING)
-        return cursor.hint([("_id", ASCENDING)]) if start is None else _from(cursor, start)
+        self.ranges: Ranges = Ranges(client, bound=bound)
 
     async def estimate(self, source: Namespace) -> int:
         """About how many documents there are."""
@@ -213,19 +144,6 @@ def by_source(tasks: Iterable[StoredTask]) -> dict[Namespace, list[StoredTask]]:
     for task in tasks:
         groups.setdefault(task.planned.definition.source, []).append(task)
     return groups
-
-
-def _from(cursor: AsyncCursor[Document], start: Edge) -> AsyncCursor[Document]:
-    """With that id: the server has no bound of an index that leaves the id itself out."""
-    return cursor.min([("_id", start.id)]).hint([("_id", ASCENDING)])
-
-
-def _is(document: Document, edge: Edge | None) -> bool:
-    return edge is not None and bool(key_of(document["_id"]) == key_of(edge.id))
-
-
-def _is_highest(edge: Edge | None) -> bool:
-    return edge is not None and isinstance(edge.id, MaxKey)
 
 
 def _id_of(source: Namespace) -> str:

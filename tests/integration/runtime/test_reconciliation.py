@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from bson import Timestamp
+from pymongo import AsyncMongoClient
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from tests.integration.runtime.conftest import MakeStage
+from tests.support.rig import BOUND
 from tests.support.running import Stage
 
 from oplogue import Context, Evolution
+from oplogue.clock import Clock
+from oplogue.model.definition import Namespace
 from oplogue.runtime.console import open_console
 from oplogue.store.definitions import Definitions, StoredTask
 
@@ -142,6 +148,142 @@ async def test_a_trigger_edited_back_and_forth_half_way_starts_the_scan_again(
     last = planner(make_stage)
     await last.app.start()
     await begins_with(last, 0)
+
+
+# -- what can't be planned at once
+
+
+async def test_no_checkpoint_passes_a_document_that_is_held_back(
+    make_stage: MakeStage, orders: Orders, db: AsyncDatabase[Document], client: AsyncMongoClient[Document]
+) -> None:
+    first = await half_way(make_stage, orders)
+    await first.app.stop()
+    records, globals_ = db["orders_tasks"], db["_oplogue_globals"]
+    await records.update_one({"sourceDocId": 5}, {"$set": {"status": "processing"}})
+    await Definitions(client, Namespace(db.name, "_oplogue_globals"), bound=BOUND).to_be_reconciled()
+    second = make_stage(concurrency=0, pace=1.0, lease="3s")
+    define(second)
+    async with client.start_session() as session, await session.start_transaction():
+        # As a handler's transaction, that has marked its record completed and goes on.
+        await records.update_one({"sourceDocId": 5}, {"$set": {"v": 1}}, session=session)
+        await second.app.start()
+        await begins_with(second, 0)
+        await second.next("reconciliation.progress")
+        await second.counted(ALL)
+        tried = len(second.heard("planner.batch_failed"))
+        await second.until(lambda: len(second.heard("planner.batch_failed")) > tried)
+        scan = await globals_.find_one({"_id": f"scan:{db.name}.orders"})
+        assert scan is not None
+        assert scan["documents"] == 0
+        assert second.heard("reconciliation.finished") == []
+    assert (await second.next("reconciliation.finished")).fields["documents"] == ALL
+
+
+async def test_a_filter_too_slow_for_a_range_is_planned_in_parts_and_nothing_is_parked(
+    make_stage: MakeStage, orders: Orders
+) -> None:
+    await orders.insert_many([{"_id": number, "v": 1} for number in range(120)])
+    slow = {"$function": {"body": "function(v) { sleep(8); return true }", "args": ["$v"], "lang": "js"}}
+    stage = make_stage(concurrency=0, pace=1.0, lease="1800ms")
+    define(stage, filter=slow)
+    await stage.app.start()
+    await stage.next("reconciliation.finished")
+    assert stage.heard("planner.batch_failed")
+    assert await stage.app.count_reactive_tasks(status="pending") == 120
+
+
+async def test_a_document_that_is_refused_is_parked_and_the_scan_goes_on(
+    make_stage: MakeStage, orders: Orders
+) -> None:
+    await orders.insert_many([{"_id": None, "v": 1}, *({"_id": number, "v": 1} for number in range(ALL))])
+    stage = planner(make_stage)
+    await stage.app.start()
+    assert (await stage.next("reconciliation.finished")).fields["documents"] == ALL + 1
+    assert await stage.app.count_reactive_tasks(status="pending") == ALL
+    assert (await stage.next("planner.parked")).fields["doc_id"] is None
+
+
+# -- beside live changes
+
+
+async def test_changes_are_planned_while_a_scan_goes_on(make_stage: MakeStage, orders: Orders) -> None:
+    stage = await half_way(make_stage, orders)
+    # One behind the checkpoint, one before it, one that is new.
+    await orders.update_one({"_id": 5}, {"$set": {"v": 2}})
+    await orders.update_one({"_id": ALL - 1}, {"$set": {"v": 2}})
+    await orders.insert_one({"_id": ALL, "v": 2})
+    await stage.counted(FIRST_RANGE + 2)
+    await stage.eventually(lambda: changed(stage, 5))
+    await stage.app.stop()
+    other = planner(make_stage)
+    await other.app.start()
+    await other.next("reconciliation.finished")
+    for id_ in (5, ALL - 1, ALL):
+        assert await changed(other, id_)
+    assert await other.app.count_reactive_tasks() == ALL + 1
+
+
+async def changed(stage: Stage, id_: int) -> bool:
+    """Whether the record has the newest values."""
+    return (await stage.record(id_)).last_observed_values == {"v": 2}
+
+
+async def test_a_record_that_is_planned_again_unchanged_runs_nothing(
+    make_stage: MakeStage, orders: Orders
+) -> None:
+    stage = make_stage(pace=1.0)
+    define(stage)
+    await orders.insert_many([{"_id": number, "v": 1} for number in range(10)])
+    await stage.app.start()
+    await stage.next("reconciliation.finished")
+    await stage.counted(10, status="completed")
+    await stage.app.reconcile()
+    await stage.next("reconciliation.finished")
+    assert await stage.app.count_reactive_tasks(status="completed") == 10
+    assert len(stage.heard("task.started")) == 10
+
+
+async def test_a_document_outside_the_filter_gets_no_record_and_one_that_is_missing_comes_back(
+    make_stage: MakeStage, orders: Orders
+) -> None:
+    stage = make_stage(concurrency=0, pace=1.0)
+    define(stage, filter={"v": {"$gt": 1}})
+    await orders.insert_many([{"_id": 1, "v": 1}, {"_id": 2, "v": 2}])
+    await stage.app.start()
+    await stage.next("reconciliation.finished")
+    assert await stage.app.delete_reactive_tasks() == 1
+    await stage.app.reconcile("sync")
+    await stage.next("reconciliation.finished")
+    assert (await stage.record()).source_doc_id == 2
+    assert (await stage.record()).status == "pending"
+
+
+async def test_time_that_passes_runs_nothing_until_the_next_reconciliation(
+    make_stage: MakeStage, orders: Orders
+) -> None:
+    stage = make_stage(concurrency=0, pace=1.0)
+    define(stage, filter={"due": {"$lte": "$$NOW"}})
+    await stage.app.start()
+    await stage.next("reconciliation.finished")
+    due = Clock().now() + timedelta(milliseconds=400)
+    await orders.insert_one({"_id": 1, "due": due})
+    await stage.next("planner.planned")
+
+    async def has_come() -> bool:
+        return await orders.count_documents({"$expr": {"$lt": ["$due", "$$NOW"]}}) == 1
+
+    await stage.eventually(has_come)
+    assert await stage.app.count_reactive_tasks() == 0
+    await stage.app.reconcile()
+    await stage.next("reconciliation.finished")
+    assert await stage.app.count_reactive_tasks() == 1
+
+
+async def test_a_leader_that_stops_leaves_a_scan_at_once(make_stage: MakeStage, orders: Orders) -> None:
+    stage = await half_way(make_stage, orders)
+    async with asyncio.timeout(3):
+        await stage.app.stop()
+    assert stage.heard("reconciliation.finished") == []
 
 
 # -- what is told of it

@@ -16,7 +16,8 @@ from tests.support.rig import BOUND, Document, Rig
 from oplogue.errors import LeadershipLostError
 from oplogue.store.definitions import StoredTask
 from oplogue.store.documents import key_of
-from oplogue.store.scans import Checkpoint, Edge, Scans
+from oplogue.store.ranges import Edge
+from oplogue.store.scans import Checkpoint, Scans
 
 IDS: list[Any] = [
     *(None, MinKey(), MaxKey(), True, False, "", "a", "$$ROOT", 1, Int64(2**60), -1.5, float("inf")),
@@ -43,10 +44,10 @@ async def scanned(scans: Scans, rig: Rig, size: int) -> list[list[Any]]:
     found: list[list[Any]] = []
     after: Edge | None = None
     while True:
-        following = await scans.next_range(rig.source, after, size)
+        following = await scans.ranges.following(rig.source, after, size)
         rows = await rig.documents.find(following.selection(), {"_id": 1}).sort("_id", 1).to_list()
         ids = [row["_id"] for row in rows]
-        assert list(map(key_of, await scans.ids(rig.source, following))) == list(map(key_of, ids))
+        assert list(map(key_of, await scans.ranges.ids(rig.source, following))) == list(map(key_of, ids))
         assert following.size == len(ids)
         found.append(ids)
         if following.last is None:
@@ -69,9 +70,9 @@ async def test_a_collection_without_documents_is_one_empty_range(rig: Rig, scans
 
 async def test_an_edge_that_was_deleted_leaves_nothing_out(rig: Rig, scans: Scans) -> None:
     await rig.documents.insert_many([{"_id": number} for number in range(10)])
-    first = await scans.next_range(rig.source, None, 4)
+    first = await scans.ranges.following(rig.source, None, 4)
     await rig.documents.delete_one({"_id": 3})
-    second = await scans.next_range(rig.source, first.last, 4)
+    second = await scans.ranges.following(rig.source, first.last, 4)
     assert first.last == Edge(3)
     rows = await rig.documents.find(second.selection()).to_list()
     assert {row["_id"] for row in rows} >= {4, 5, 6, 7}
@@ -82,8 +83,8 @@ async def test_the_ends_of_ranges_are_found_without_reading_a_document(
 ) -> None:
     await rig.documents.insert_many([{"_id": number} for number in range(50)])
     await db.command("profile", 2)
-    await scans.next_range(rig.source, Edge(9), 20)
-    await scans.ids(rig.source, await scans.next_range(rig.source, Edge(29), 30))
+    await scans.ranges.following(rig.source, Edge(9), 20)
+    await scans.ranges.ids(rig.source, await scans.ranges.following(rig.source, Edge(29), 30))
     await db.command("profile", 0)
     finds = await db["system.profile"].find({"op": "query", "ns": str(rig.source)}).to_list()
     assert len(finds) == 6
@@ -94,7 +95,7 @@ async def test_the_ends_of_ranges_are_found_without_reading_a_document(
 async def test_a_range_is_read_by_the_index(rig: Rig, db: AsyncDatabase[Document]) -> None:
     await rig.documents.insert_many([{"_id": number, "status": "paid"} for number in range(50)])
     scans = Scans(rig.client, rig.globals, bound=BOUND)
-    following = await scans.next_range(rig.source, Edge(9), 20)
+    following = await scans.ranges.following(rig.source, Edge(9), 20)
     plan = await db.command(
         "explain", {"find": "orders", "filter": following.selection()}, verbosity="executionStats"
     )
@@ -107,7 +108,7 @@ async def test_uuids_of_a_client_that_decodes_them_are_scanned_on(
     ids = [Binary(uuid.UUID(int=number).bytes, 4) for number in range(3)]
     await rig.documents.insert_many([{"_id": id_} for id_ in ids])
     scans, tasks = Scans(standard, rig.globals, bound=BOUND), [StoredTask(rig.task(), False, epoch=1)]
-    following = await scans.next_range(rig.source, None, 2)
+    following = await scans.ranges.following(rig.source, None, 2)
     assert following.last == Edge(ids[1])
     await scans.begin(rig.source, tasks, 3, term=1)
     await scans.save(rig.source, Checkpoint(following.last, 2), 1.0, term=1)
