@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from datetime import timedelta
 from pathlib import Path
 
@@ -123,3 +124,11 @@ def test_parts_that_may_fail_are_counted_from_zero() -> None:
                     if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
                 }
     assert named == set(PARTS)
+
+
+def test_every_metric_is_counted_or_read_somewhere() -> None:
+    """One that nothing feeds would be exported as zero for ever."""
+    runtime = Path(oplogue.__path__[0]) / "runtime"
+    code = "\n".join(path.read_text(encoding="utf-8") for path in sorted(runtime.glob("*.py")))
+    used = set(re.findall(r"\bmetrics\.([A-Z_]+)\b", code))
+    assert {name for name, found in vars(metrics).items() if isinstance(found, Metric)} == used - {"METRICS"}
