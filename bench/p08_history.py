@@ -1,4 +1,4 @@
-"""P8: a burst beside millions of completed records, and beside none."""
+"""P8: a burst beside millions of completed records, and beside none; scrapes of the metrics beside them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,27 @@ async def _kept(lab: Lab) -> Sample:
     return await scenarios.burst(lab, COUNT, 1_000, kept=lab.size(KEPT))
 
 
+async def _scraped(lab: Lab) -> Sample:
+    return await scenarios.scrapes(lab, 10, kept=lab.size(KEPT))
+
+
 BENCHMARK = Benchmark(
     "P8",
     "completed records kept",
-    [Contestant("none kept", _empty), Contestant("millions kept", _kept, repetitions=1)],
     [
+        Contestant("none kept", _empty),
+        Contestant("millions kept", _kept, repetitions=1),
+        Contestant("scrapes beside millions", _scraped, repetitions=1),
+    ],
+    [
+        Target("a scrape of the metrics", ("scrapes beside millions", "p50 ms"), "<=", 100),
         Target(
             "burst against an empty collection",
             ("millions kept", "per s"),
             ">=",
             0.8,
             ("none kept", "per s"),
-        )
+        ),
     ],
     heavy=True,
 )

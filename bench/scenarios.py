@@ -17,6 +17,9 @@ from bench.lab import Document, Lab, Ledger, insert, order, until
 from bench.model import Sample
 from oplogue import App, Context
 
+_GAUGES_KEPT = 5.05
+"""Seconds after which an instance reads the cluster's metrics again."""
+
 Fetch = Literal["nothing", "injected", "get_document"]
 
 
@@ -91,6 +94,22 @@ async def burst(lab: Lab, count: int, slots: int, *, await_seconds: float = 0, k
         used = stop(count)
         ledger.check([*range(count), *range(-10, 0)])
         return {"per s": count / took, "insert s": inserted, **used}
+
+
+async def scrapes(lab: Lab, count: int, *, kept: int = 0) -> Sample:
+    """Answers to Prometheus, so far apart that each asks the database anew."""
+    async with lab.database() as database, lab.app(database.name, concurrency=0) as app:
+        register(app, Ledger())
+        await app.start()
+        if kept:
+            await _keep_completed(database, kept)
+        latencies: list[float] = []
+        for _ in range(count):
+            await asyncio.sleep(_GAUGES_KEPT)
+            begun = time.perf_counter()
+            assert await app.get_prometheus_metrics()
+            latencies.append(time.perf_counter() - begun)
+        return spread(latencies)
 
 
 async def shared_burst(lab: Lab, count: int, slots: int, tasks: int) -> Sample:
