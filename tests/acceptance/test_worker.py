@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -19,8 +18,9 @@ from typing import Any
 
 import pytest
 from pymongo import MongoClient
+from tests.support.processes import free_port
 
-from oplogue.embedded import EmbeddedServer
+from oplogue.embedded import EmbeddedServer, start_embedded
 
 MODULE = """
 import os, threading, time
@@ -44,8 +44,13 @@ def call(ctx: Context) -> None:
 @pytest.fixture
 def free_address() -> str:
     """An address of this machine that nobody listens at."""
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        return f"127.0.0.1:{held.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
+
+
+@pytest.fixture
+def other_address() -> str:
+    """Another one."""
+    return f"127.0.0.1:{free_port()}"
 
 
 @contextmanager
@@ -255,12 +260,34 @@ def test_a_module_that_fails_as_it_is_imported_is_told_once(tmp_path: Path, data
     )
 
 
-def test_a_database_that_is_not_there_is_tried_again(tmp_path: Path, free_address: str) -> None:
-    nobody = f"mongodb://{free_address}/shop?serverSelectionTimeoutMS=100"
-    with worker(tmp_path, nobody) as process:
+def test_a_worker_whose_database_does_not_answer_is_live_and_not_ready_until_it_does(
+    tmp_path: Path, free_address: str
+) -> None:
+    with (
+        start_embedded() as server,
+        worker(tmp_path, server.uri_for("shop"), "--health", free_address) as process,
+    ):
+        line_of(process, "instance worker started")
+        until(lambda: probed(free_address, "/ready")[0] == 200)
+        server.members[0].freeze()
+        until(lambda: probed(free_address, "/ready")[0] == 503)
+        (reason,) = probed(free_address, "/ready")[1]["reasons"]
+        assert re.fullmatch(r"the database has not answered for \d+ s, longer than a lease", reason)
+        assert probed(free_address, "/live")[0] == 200
+        server.members[0].thaw()
+        until(lambda: probed(free_address, "/ready")[0] == 200)
+
+
+def test_a_database_that_is_not_there_is_tried_again(
+    tmp_path: Path, free_address: str, other_address: str
+) -> None:
+    nobody = f"mongodb://{other_address}/shop?serverSelectionTimeoutMS=100"
+    with worker(tmp_path, nobody, "--health", free_address) as process:
         line_of(process, "oplogue: the app can't be started: ServerSelectionTimeoutError: 127.0.0.1:")
         line_of(process, "a worker process ended with 1; it is started again in 0.5 s")
         line_of(process, "a worker process ended with 1; it is started again in 1 s")
+        # Nothing that ending this parent would mend.
+        assert [probed(free_address, path)[0] for path in ("/live", "/ready")] == [200, 503]
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
 
