@@ -54,7 +54,7 @@ OPERATIONS = tuple(_FAILED_OPERATIONS.values())
 PARTS = (
     "claims",
     "cleanup",
-    "cleanup of deleted documents",
+    "cleanup by events",
     "definitions",
     "leader",
     "lease renewal",
