@@ -26,14 +26,14 @@ def test_warnings_are_no_problem_and_each_says_how_it_is_mended(
     assert "ok       version: MongoDB 6.0.5" in said
     place = said.index("warning  instances: no instance is alive: nothing is planned or run")
     assert said[place + 1] == "         → oplogue worker MODULE:APP"
-    assert said[-1].endswith(" ok, 1 warnings, 0 problems")
+    assert said[-1].endswith(" ok, 1 warning, 0 problems")
 
 
 def test_a_problem_is_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended("--uri", "mongodb://127.0.0.1:9/shop?serverSelectionTimeoutMS=100") == 1
     said = capsys.readouterr().out
     assert said.startswith("PROBLEM  server: no MongoDB answers")
-    assert said.endswith("0 ok, 0 warnings, 1 problems\n")
+    assert said.endswith("0 ok, 0 warnings, 1 problem\n")
 
 
 def test_json_is_the_same_for_programs(database_uri: str, capsys: pytest.CaptureFixture[str]) -> None:

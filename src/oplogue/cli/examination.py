@@ -13,6 +13,7 @@ from oplogue.app import App
 from oplogue.cli.failures import OK, WRONG
 from oplogue.cli.output import Output
 from oplogue.cli.targets import find_app
+from oplogue.cli.wording import count_of
 from oplogue.errors import ConfigurationError
 from oplogue.model.checkup import Finding
 
@@ -50,4 +51,5 @@ def _picture(findings: Sequence[Finding], screen: Screen) -> Text:
         if finding.mend is not None:
             picture.append(f"{'':{_WIDTH}}→ {finding.mend}\n", "dim")
     counts = {level: sum(finding.level == level for finding in findings) for level in _SIGNS}
-    return picture.append(f"{counts['ok']} ok, {counts['warning']} warnings, {counts['problem']} problems")
+    warnings, problems = count_of(counts["warning"], "warning"), count_of(counts["problem"], "problem")
+    return picture.append(f"{counts['ok']} ok, {warnings}, {problems}")

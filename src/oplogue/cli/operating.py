@@ -41,6 +41,11 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one document in extended JSON.")]
 
 
+def common_options() -> frozenset[str]:
+    """The options that every operating command has."""
+    return frozenset({"--uri", "--database", "--globals-collection", "--json"})
+
+
 def on_console(command: Callable[..., Awaitable[int]]) -> Callable[..., int]:
     """The command as the program takes it: with these options beside its own, and nothing to await."""
 

@@ -23,7 +23,7 @@ def run(arguments: Sequence[str]) -> int:
     words = [word for word in arguments if word != "--debug"] or ["--help"]
     if len(words) == 1 and words[0] in GROUPS:
         words.append("--help")
-    command = typer.main.get_command(_program())
+    command = typer.main.get_command(program())
     try:
         code = command.main(words, prog_name="oplogue", standalone_mode=False)
     except KeyboardInterrupt:
@@ -35,17 +35,18 @@ def run(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else OK
 
 
-def _program() -> typer.Typer:
-    program = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    program.callback(invoke_without_command=True)(_options)
+def program() -> typer.Typer:
+    """All commands, with their options and their help."""
+    found = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    found.callback(invoke_without_command=True)(_options)
     for command in COMMANDS:
-        program.command()(command)
+        found.command()(command)
     for name, (text, commands) in GROUPS.items():
         group = typer.Typer(rich_markup_mode=None)
         for word, command in commands.items():
             group.command(word)(command)
-        program.add_typer(group, name=name, help=text)
-    return program
+        found.add_typer(group, name=name, help=text)
+    return found
 
 
 def _options(

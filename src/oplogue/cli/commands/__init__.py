@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from oplogue.cli.commands import tasks
 from oplogue.cli.commands.demo import demo
+from oplogue.cli.commands.dev import dev
 from oplogue.cli.commands.doctor import doctor
 from oplogue.cli.commands.grafana import grafana
 from oplogue.cli.commands.reconcile import reconcile
@@ -14,7 +15,7 @@ from oplogue.cli.commands.worker import worker
 
 Command = Callable[..., int]
 
-COMMANDS: Sequence[Command] = (demo, worker, status, reconcile, doctor, grafana)
+COMMANDS: Sequence[Command] = (demo, dev, worker, status, reconcile, doctor, grafana)
 """In the order of the help."""
 
 GROUPS: Mapping[str, tuple[str, Mapping[str, Command]]] = {"tasks": (tasks.HELP, tasks.COMMANDS)}

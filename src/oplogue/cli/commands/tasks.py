@@ -267,7 +267,7 @@ def _check_meant(which: RecordFilter, every: bool) -> None:
     )
     if not every and all(part is None for part in parts):
         raise ConfigurationError(
-            "which records are meant?", expected="a filter such as --task or --status, or --all"
+            "it is not said which records are meant", expected="a filter such as --task or --status, or --all"
         )
 
 
