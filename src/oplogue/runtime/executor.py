@@ -307,7 +307,7 @@ class Executor:
             return
         claimed_at = self._clock.monotonic()
         try:
-            runs = await source.reclaim(rooms, room)
+            runs = await source.reclaim(rooms, room, held=self._leases.held_of(source.namespace))
         except StoreError as error:
             self._bus.emit("claim.failed", source=str(source.namespace), error=describe(error))
             return

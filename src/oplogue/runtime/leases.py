@@ -38,6 +38,11 @@ class LeaseBook:
         with self._lock:
             self._trusted_until.pop(run, None)
 
+    def held_of(self, source: Namespace) -> set[Any]:
+        """The ids of the records of one collection."""
+        with self._lock:
+            return {run.record.id for run in self._trusted_until if run.definition.source == source}
+
     def fading(self) -> dict[Namespace, dict[Any, list[Any]]]:
         """Ids by collection and token of the records whose lease is a third through."""
         now = self._clock.monotonic()

@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import inspect
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -93,9 +93,10 @@ class ReactiveSource:
         claimed = await self._records.claim(ids, owner=self._settings.instance_id, lease=self._settings.lease)
         return [self._new_run(record) for record in claimed]
 
-    async def reclaim(self, rooms: Mapping[str, int], limit: int) -> list[Run]:
+    async def reclaim(self, rooms: Mapping[str, int], limit: int, *, held: Set[Any]) -> list[Run]:
         """Take a group of suspects, or fail those for good that lost their lease alone at their last attempt."""
-        suspects = await self._suspects(list(rooms))
+        # Where the event loop was blocked, our own are renewed in a moment.
+        suspects = [suspect for suspect in await self._suspects(list(rooms)) if suspect.id not in held]
         dead = [suspect for suspect in suspects if self._is_dead(suspect)]
         await self._bury(dead)
         alive = [suspect for suspect in suspects if suspect not in dead]

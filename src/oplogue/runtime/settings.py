@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -71,9 +72,10 @@ def settings_of(
     """The options of an app, checked; of the environment, the number that a supervising parent gave, and the pace."""
     if monitoring is not None and not isinstance(monitoring, Monitoring):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise _refused("of the wrong type", "monitoring", monitoring, "Monitoring(...)")
-    if task_filter is not None and not callable(task_filter):
+    # A coroutine would be true whatever it comes to.
+    if task_filter is not None and (not callable(task_filter) or _is_async(task_filter)):
         raise _refused(
-            "not a function", "task_filter", task_filter, "a function of a task's name: True or False"
+            "not a plain function", "task_filter", task_filter, "a function of a task's name: True or False"
         )
     return Settings(
         instance_id=_instance_id(instance_id, process),
@@ -98,6 +100,10 @@ def _share(value: str) -> float:
     if not 0 < share <= 1:
         raise _refused("not a share", PACE_VARIABLE, value, "a number above 0, at most 1; 1 takes no rests")
     return share
+
+
+def _is_async(function: Callable[..., object]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def _instance_id(value: str | None, process: str | None) -> str:

@@ -158,6 +158,7 @@ class Supervisor:
         """What is measured."""
         self._evolution = Evolution(client, self._globals, bound=settings.bound)
         self._errands: set[asyncio.Task[None]] = set()
+        self._throttling = asyncio.Lock()
         self._renewal = self._make_renewal(renewal_uri)
         self._pulse = Pulse(lease=settings.lease, bus=bus, clock=clock)
         self._phase = Phase.NOT_STARTED
@@ -336,7 +337,9 @@ class Supervisor:
             self._run_errand(self._throttle_cluster(task, until), "throttle")
 
     async def _throttle_cluster(self, task: str, until: Moment) -> None:
-        await self._controls.throttle(task, until)
+        # One after the other, in the order of the calls: the last one wins.
+        async with self._throttling:
+            await self._controls.throttle(task, until)
         await self._tell(Topic.CONTROLS, [task])
 
     async def _tell(self, topic: Topic, names: Iterable[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -51,8 +51,8 @@ class Source(Protocol):
         """Take those that are still due."""
         ...
 
-    async def reclaim(self, rooms: Mapping[str, int], limit: int) -> list[Run]:
-        """Take a group of suspects, of each task no more than it has room for."""
+    async def reclaim(self, rooms: Mapping[str, int], limit: int, *, held: Set[Any]) -> list[Run]:
+        """Take a group of suspects, of each task no more than it has room for; none that this instance still holds."""
         ...
 
     async def prepare(self, runs: Sequence[Run]) -> list[Ended]:

@@ -7,11 +7,13 @@ import contextvars
 import functools
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import OperationFailure
 from tests.integration.runtime.conftest import MakeStage
 from tests.support.running import Gate, Stage, within
@@ -398,6 +400,26 @@ async def test_the_last_throttle_wins(stage: Stage, orders: Orders) -> None:
     await stage.next("task.completed", doc_id=1)
     await orders.insert_one({"_id": 2})
     await stage.next("task.completed", doc_id=2)
+
+
+async def test_the_last_throttle_of_the_cluster_wins(
+    stage: Stage, orders: Orders, db: AsyncDatabase[Document]
+) -> None:
+    @stage.app.reactive_task(task="sync", collection="orders", debounce=0)
+    async def _sync(ctx: Context) -> None:
+        for _ in range(20):
+            ctx.throttle_all("10h", scope="cluster")
+        ctx.throttle_all("1h", scope="cluster")
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 1})
+    await stage.next("task.completed")
+    # What was asked for is written when the app has stopped.
+    await stage.app.stop()
+    controls = await db["_oplogue_globals"].find_one({"_id": "controls"})
+    assert controls is not None
+    (control,) = controls["tasks"]
+    assert 50 < minutes_until(control["throttledUntil"]) <= 60
 
 
 async def test_a_throttle_holds_also_when_the_handler_raises(stage: Stage, orders: Orders) -> None:
@@ -986,6 +1008,49 @@ async def test_middleware_that_raises_before_the_handler_fails_the_attempt(
     assert (await stage.next("task.retried")).fields["error"] == "ValueError: not yet"
     await stage.next("task.completed")
     assert ran == [2]
+
+
+async def test_middleware_sees_a_document_that_does_not_fit(make_stage: MakeStage, orders: Orders) -> None:
+    seen: list[str] = []
+
+    @dataclass
+    class Order:
+        total: int
+
+    async def tracking(_ctx: Context, call_next: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await call_next()
+        except Exception as error:
+            seen.append(str(error))
+            raise
+
+    stage = make_stage(middleware=tracking)
+
+    @stage.app.reactive_task(collection="orders", debounce=0, retry_policy=Fixed(0, max_attempts=1))
+    async def _sync(_order: Order) -> None: ...
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 1, "total": "much"})
+    assert "Order.total" in (await stage.next("task.failed")).fields["error"]
+    assert len(seen) == 1
+    assert "Order.total" in seen[0]
+
+
+async def test_middleware_that_calls_nobody_completes_the_run_in_its_place(
+    make_stage: MakeStage, orders: Orders
+) -> None:
+    async def guarding(_ctx: Context, _call_next: Callable[[], Awaitable[None]]) -> None: ...
+
+    stage, ran = make_stage(middleware=guarding), asyncio.Event()
+
+    @stage.app.reactive_task(collection="orders", debounce=0)
+    async def _sync(ctx: Context) -> None:
+        ran.set()
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 1})
+    await stage.next("task.completed")
+    assert not ran.is_set()
 
 
 async def test_middleware_that_swallows_an_error_completes_the_run(

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.asynchronous.database import AsyncDatabase
 from tests.integration.runtime.conftest import MakeStage
-from tests.support.running import Stage
+from tests.support.running import Gate, Stage
 
 from oplogue import Context, Exponential, Fixed, Linear, Series
 from oplogue.clock import Clock
@@ -333,6 +334,29 @@ async def test_a_record_whose_owner_died_is_run_by_another_and_counts(
     await stage.app.resume_task("sync")
     await stage.next("task.completed", attempt=2)
     assert seen == [2]
+
+
+async def test_an_owner_does_not_take_over_its_own_record_whose_lease_has_passed(
+    make_stage: MakeStage, orders: Orders, db: AsyncDatabase[Document]
+) -> None:
+    """As after a blocked event loop: it is renewed late, and its run goes on."""
+    stage, gate, records = make_stage(lease="3s"), Gate(), db["orders_tasks"]
+
+    @stage.app.reactive_task(collection="orders", debounce=0)
+    async def _sync(ctx: Context) -> None:
+        await gate()
+
+    async def is_renewed() -> bool:
+        return await records.find_one({"$expr": {"$gt": ["$nextRunAt", "$$NOW"]}}) is not None
+
+    await stage.app.start()
+    await orders.insert_one({"_id": 1})
+    await gate.reached()
+    await records.update_one({}, [{"$set": {"nextRunAt": {"$subtract": ["$$NOW", 1_000]}}}])
+    await stage.eventually(is_renewed)
+    gate.open()
+    await stage.next("task.completed", attempt=1)
+    assert len(stage.heard("task.started")) == 1
 
 
 async def test_a_record_that_kills_each_owner_is_a_dead_letter(make_stage: MakeStage, orders: Orders) -> None:

@@ -53,6 +53,7 @@ async def layer(ctx: Context, call_next: Callable[[], Awaitable[None]]) -> None:
         ("globals_collection", None),
         ("monitoring", True),
         ("task_filter", "sync-order"),
+        ("task_filter", layer),
         ("middleware", 5),
         ("middleware", "trace"),
         ("middleware", [layer, None]),
