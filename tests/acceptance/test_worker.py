@@ -11,6 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -93,6 +94,16 @@ def probed(address: str, path: str) -> tuple[int, dict[str, Any]]:
     except urllib.error.HTTPError as refused:
         with refused:
             return refused.code, json.load(refused)
+
+
+def scraped(address: str) -> tuple[int, str]:
+    """The status and the body of a scrape's answer."""
+    try:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code, refused.read().decode()
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -181,13 +192,29 @@ def test_a_handler_that_blocks_the_event_loop_for_longer_than_a_lease_is_not_liv
         line_of(process, "instance worker started")
         client.get_default_database()["orders"].insert_one({"_id": "blocks"})
         line_of(process, "ran blocks")
-        until(lambda: probed(free_address, "/live")[0] == 503)
+        with ThreadPoolExecutor() as asking:
+            # A scrape waits for the loop: no probe waits for the scrape.
+            scrape = asking.submit(scraped, free_address)
+            until(lambda: probed(free_address, "/live")[0] == 503)
+            assert not scrape.done()
+            assert scrape.result() == (503, "the event loop has not answered for 5 s\n")
         (reason, *_) = probed(free_address, "/live")[1]["reasons"]
         assert re.fullmatch(r"the event loop has not turned for \d+ s, longer than a lease", reason)
         # A blocked loop hears no SIGTERM: only the second signal ends it.
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
+
+
+def test_a_scrape_without_the_extra_says_what_to_install(
+    tmp_path: Path, database_uri: str, free_address: str
+) -> None:
+    without = "import sys\nsys.modules['prometheus_client'] = None\n" + MODULE
+    with worker(tmp_path, database_uri, "--health", free_address, module=without) as process:
+        line_of(process, "instance worker started")
+        status, text = scraped(free_address)
+        assert (status, text.partition(";")[2]) == (503, " expected pip install 'oplogue[prometheus]'\n")
+        assert probed(free_address, "/ready")[0] == 200
 
 
 def test_a_frozen_process_is_not_live_and_one_that_died_is_not_ready(
