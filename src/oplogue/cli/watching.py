@@ -20,6 +20,8 @@ from oplogue.runtime.parts import end
 from oplogue.store.faults import StoreError
 
 _EVERY = 1.0
+_PATIENCE = 5.0
+"""Seconds after which a look is given up: who watches wants to know that there is nothing to see."""
 _SHARE = 4
 """A look that took long is followed by a rest this many times as long: who watches must not be a load."""
 
@@ -62,10 +64,11 @@ async def _watch_live(
         while True:
             began = clock.monotonic()
             try:
-                shown = picture(await look(), screen.width)
+                async with asyncio.timeout(_PATIENCE):
+                    shown = picture(await look(), screen.width)
                 live.update(Group(shown, Text(), hint), refresh=True)
-            except StoreError as error:
-                trouble = Text(f"the database does not answer: {told(error)}", "red")
+            except (StoreError, TimeoutError) as error:
+                trouble = Text(_trouble(error), "red")
                 live.update(Group(shown, Text(), trouble, hint), refresh=True)
             await _rest(began, clock)
 
@@ -80,15 +83,21 @@ async def _watch_lines(
     while True:
         began = clock.monotonic()
         try:
-            seen = await look()
-        except StoreError as error:
-            out.note(f"oplogue: the database does not answer: {told(error)}")
+            async with asyncio.timeout(_PATIENCE):
+                seen = await look()
+        except (StoreError, TimeoutError) as error:
+            out.note(f"oplogue: {_trouble(error)}")
         else:
             if out.as_json:
                 out.write(document(seen))
             else:
                 out.screen.print(picture(seen, out.screen.width), "", highlight=False)
         await _rest(began, clock)
+
+
+def _trouble(error: Exception) -> str:
+    why = told(error) if isinstance(error, StoreError) else f"it was silent for {_PATIENCE:g} s"
+    return f"the database does not answer: {why}"
 
 
 async def _rest(began: float, clock: Clock) -> None:
