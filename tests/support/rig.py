@@ -17,6 +17,7 @@ from pymongo.asynchronous.database import AsyncDatabase
 
 from oplogue.model.definition import Namespace, Task, define_task
 from oplogue.model.durations import DurationLike
+from oplogue.model.policies import Evolution
 from oplogue.model.record import ClaimedRecord
 from oplogue.model.retry import RetryPolicy
 from oplogue.model.states import Transition
@@ -47,6 +48,7 @@ class TaskOptions(TypedDict, total=False):
     max_wait: DurationLike | None
     retry_policy: RetryPolicy | None
     collection: str
+    evolution: Evolution | None
 
 
 class Rig:
@@ -95,7 +97,7 @@ class Rig:
             retry_policy=options.get("retry_policy"),
             cleanup_policy=None,
             execution_history_limit=5,
-            evolution=None,
+            evolution=options.get("evolution"),
             timeout=None,
             concurrency=None,
             priority=0,

@@ -31,6 +31,7 @@ from oplogue.model.payloads import (
     TaskEvent,
     TaskPaused,
     TaskRecords,
+    TaskRolledBack,
     TasksCounted,
     TasksEvent,
     TaskThrottled,
@@ -95,6 +96,11 @@ EVENTS: Mapping[str, EventKind] = {
     "task.resumed": EventKind(logging.INFO, "task {task} may run again", TaskEvent),
     "task.superseded": EventKind(
         logging.INFO, "task {task} is left to instances with handler version {version}", TaskVersion
+    ),
+    "task.removed": EventKind(
+        logging.WARNING,
+        "no live instance has task {task} any more: its records are kept, and nobody runs them",
+        TaskEvent,
     ),
     "records.retried": EventKind(logging.INFO, "{count} records of {tasks} retried by hand", TasksCounted),
     "records.deleted": EventKind(logging.INFO, "{count} records of {tasks} deleted by hand", TasksCounted),
@@ -171,6 +177,11 @@ EVENTS: Mapping[str, EventKind] = {
     "cleanup.finished": EventKind(logging.INFO, "cleaned up: {count} orphaned records deleted", CountEvent),
     "evolution.reprocessed": EventKind(
         logging.INFO, "records of task {task} run again with handler version {version}", TaskVersion
+    ),
+    "evolution.rolled_back": EventKind(
+        logging.WARNING,
+        "the handler of task {task} went back from version {stored} to {version}: nothing is reprocessed",
+        TaskRolledBack,
     ),
     "part.failed": EventKind(logging.ERROR, "{part} failed and is started again: {error}", PartFailure),
 }

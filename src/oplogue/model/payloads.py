@@ -112,6 +112,14 @@ class TaskVersion(TaskEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRolledBack(TaskVersion):
+    """The task's handler has a lower version than before."""
+
+    stored: int
+    """The highest version that there has been."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentParked(TaskEvent):
     """A document that the server refuses to plan was put aside."""
 

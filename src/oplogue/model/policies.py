@@ -14,7 +14,7 @@ OnHandlerVersionChange = Literal["none", "reprocess_failed", "reprocess_all"]
 ScrapeMode = Literal["cluster", "local"]
 ReadPreference = Literal["primary", "primaryPreferred", "secondary", "secondaryPreferred", "nearest"]
 
-_HIGHEST_VERSION = 2**31 - 1
+HIGHEST_VERSION = 2**31 - 1
 _SHORTEST_PUSH = timedelta(milliseconds=1)
 
 
@@ -104,7 +104,7 @@ def _true_or_false(value: object, *, option: str) -> None:
 
 def _version(value: object, *, option: str) -> None:
     number = value if isinstance(value, int) and not isinstance(value, bool) else 0
-    if not 1 <= number <= _HIGHEST_VERSION:
+    if not 1 <= number <= HIGHEST_VERSION:
         raise ConfigurationError(
             "not a version", option=option, value=value, expected="a whole number from 1"
         )

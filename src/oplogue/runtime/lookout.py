@@ -6,7 +6,7 @@ Small documents of the globals collection, and what the metrics count by: no com
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from oplogue.model.definition import Namespace
@@ -99,9 +99,7 @@ class Lookout:
 
 
 def _instance(live: LiveInstance, stored: Sequence[StoredTask], *, leads: bool) -> InstanceState:
-    in_force: Mapping[str, tuple[str, int]] = {
-        task.name: (task.planned.hash, task.version) for task in stored
-    }
+    in_force = {task.name: task.revision for task in stored}
     return InstanceState(
         id=live.id,
         leads=leads,
@@ -110,9 +108,7 @@ def _instance(live: LiveInstance, stored: Sequence[StoredTask], *, leads: bool) 
         in_use=live.load.in_use,
         versions={name: carried.version for name, carried in sorted(live.carries.items())},
         outdated=tuple(
-            name
-            for name, carried in sorted(live.carries.items())
-            if in_force.get(name) != (carried.hash, carried.version)
+            name for name, carried in sorted(live.carries.items()) if in_force.get(name) != carried.revision
         ),
     )
 

@@ -19,6 +19,7 @@ from oplogue.clock import Clock
 from oplogue.model.definition import Namespace, Task
 from oplogue.model.health import Phase, Vitals
 from oplogue.runtime.bus import Bus
+from oplogue.runtime.census import Census
 from oplogue.runtime.context import Moment, Run, Scope
 from oplogue.runtime.desk import Desk
 from oplogue.runtime.executor import Executor
@@ -41,16 +42,18 @@ from oplogue.runtime.quiet import Quiet
 from oplogue.runtime.reactive import Controls, ReactiveSource
 from oplogue.runtime.reconciler import Reconciler
 from oplogue.runtime.renewal import LoopRenewal, Renewal, ThreadRenewal
+from oplogue.runtime.reprocessor import Reprocessor
 from oplogue.runtime.settings import Settings
 from oplogue.runtime.threads import HandlerThreads
 from oplogue.store import Client, ClusterTime
+from oplogue.store.announcements import trigger_hash
 from oplogue.store.backlog import Backlog
 from oplogue.store.cleanup import Cleanup
 from oplogue.store.connection import check_server
 from oplogue.store.controls import Controls as StoredControls
-from oplogue.store.definitions import Definitions, StoredTask, trigger_hash
+from oplogue.store.definitions import Definitions, StoredTask
 from oplogue.store.documents import SourceDocuments
-from oplogue.store.evolution import Evolution, Reprocessing
+from oplogue.store.evolution import Evolution
 from oplogue.store.faults import StoreError
 from oplogue.store.fields import list_in
 from oplogue.store.instances import Instances, Load
@@ -124,6 +127,7 @@ class Supervisor:
             lease=settings.lease,
             load=lambda: self._here().load,
             redefined=self._tell_redefined,
+            gated=self._tell_gated,
             ensure_indexes=self._ensure_indexes,
             bus=bus,
             clock=clock,
@@ -367,6 +371,10 @@ class Supervisor:
         if not self._presence.alone:
             self._messenger.say(Topic.WORK, told)
 
+    async def _tell_gated(self, names: list[str]) -> None:
+        """Claims that older code has begun come too late."""
+        await self._tell(Topic.CONTROLS, names)
+
     def _tell_redefined(self) -> None:
         self._redefined.set()
         self._messenger.say(Topic.DEFINITIONS)
@@ -401,11 +409,13 @@ class Supervisor:
         planning = Planning(self._client, office.term.number)
         self._lag = StreamLag(self._clock, patience=PATIENCE)
         self._bus.emit("planner.started", term=office.term.number)
+        counting = self._keep_counting()
         try:
             while True:
                 self._redefined.clear()
                 await self._govern_by(await self._in_force(), planning, office)
         finally:
+            await end(counting)
             self._governing.clear()
             self._lag = None
             self._bus.emit("planner.stopped", term=office.term.number)
@@ -459,20 +469,32 @@ class Supervisor:
         await follower.open(self._since)
         self._governing.set()
         watching = asyncio.create_task(self._watch_definitions(stored), name="oplogue-definitions")
-        reprocessing = keep_running("reprocessing", self._reprocess, bus=self._bus, clock=self._clock)
+        reprocessing = self._keep_reprocessing(office)
         try:
             await follower.follow(self._redefined)
         finally:
             await end(watching, reprocessing)
 
-    async def _reprocess(self) -> None:
-        """Reset the records that new handler versions ask for, a batch at a time."""
-        for found in await self._evolution.pending():
-            left: Reprocessing | None = found
-            while left is not None:
-                left = await self._evolution.step(left)
-                self._wake([found.task])
-            self._bus.emit("evolution.reprocessed", task=found.task, version=found.version)
+    def _keep_reprocessing(self, office: Office) -> asyncio.Task[None]:
+        reprocessor = Reprocessor(
+            evolution=self._evolution,
+            instances=self._instances,
+            wake=self._wake,
+            office=office,
+            bus=self._bus,
+            clock=self._clock,
+        )
+        return keep_running("reprocessing", reprocessor.run, bus=self._bus, clock=self._clock)
+
+    def _keep_counting(self) -> asyncio.Task[None]:
+        census = Census(
+            definitions=self._definitions,
+            instances=self._instances,
+            lease=self._settings.lease,
+            bus=self._bus,
+            clock=self._clock,
+        )
+        return keep_running("census", census.run, bus=self._bus, clock=self._clock)
 
     async def _watch_definitions(self, known: Sequence[StoredTask]) -> None:
         """The net below the signal that definitions have changed."""
@@ -543,8 +565,8 @@ def _unfilled_since(task: StoredTask) -> ClusterTime | None:
     return None if wanted else task.defined_at
 
 
-def _defined(tasks: Iterable[StoredTask]) -> set[tuple[str, str, int]]:
-    return {(task.name, task.planned.hash, task.version) for task in tasks}
+def _defined(tasks: Iterable[StoredTask]) -> set[tuple[str, str]]:
+    return {(task.name, task.revision) for task in tasks}
 
 
 def _unreconciled(tasks: Iterable[StoredTask]) -> set[tuple[str, int]]:

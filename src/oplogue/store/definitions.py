@@ -7,7 +7,6 @@ trigger. A changed trigger and "not reconciled yet" are saved in one update.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection as Collection_
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,23 +18,18 @@ from pymongo import UpdateOne
 
 from oplogue.errors import ConfigurationError
 from oplogue.model.definition import Namespace, TaskDefinition
-from oplogue.model.durations import format_duration, parse_duration
+from oplogue.model.durations import parse_duration
 from oplogue.model.filters import compile_filter
 from oplogue.model.policies import CleanupPolicy, Evolution
 from oplogue.model.projection import compile_projection
-from oplogue.model.retry import describe, policy_from
+from oplogue.model.retry import policy_from
+from oplogue.store.announcements import EPOCH, NEXT_EPOCH, announced, in_order_of, trigger_hash
 from oplogue.store.connection import Client, Collection, Document, bounded, ours
-from oplogue.store.expressions import CLUSTER_TIME, NOW, ROOT, Expr, first_set, literal, merged, when
+from oplogue.store.expressions import NOW, ROOT
 from oplogue.store.fields import aware_or_none
 from oplogue.store.plans import PlannedTask
 
 _PREFIX = "task:"
-_HASH_LENGTH = 16
-_REPLACED = 20
-"""How many replaced hashes are remembered."""
-_EPOCH: Expr = when({"$in": [{"$type": "$epoch"}, ["int", "long"]]}, "$epoch", 0)
-# Not a mere count: a definition that was deleted and announced again must not repeat a number.
-_NEXT: Expr = {"$max": [{"$add": [_EPOCH, 1]}, {"$toLong": NOW}]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +44,10 @@ class StoredTask:
     """When its documents were last reconciled."""
     epoch: int = 0
     """The number of the newest request to reconcile: what a scan did for an earlier one is not done for a later."""
+    revision: str = ""
+    """Names everything that is stored of the definition."""
+    removed_at: datetime | None = None
+    """When it was noticed that no live instance has it any more."""
 
     @property
     def name(self) -> str:
@@ -62,6 +60,16 @@ class StoredTask:
         return self.planned.definition.evolution.handler_version
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Which versions of a task's handler there have been."""
+
+    version: int = 0
+    """The highest; 0 where there was none."""
+    requires: int = 0
+    """The highest of those that had records reprocessed: older ones must not run them."""
+
+
 class Definitions:
     """The definitions in one globals collection."""
 
@@ -70,25 +78,45 @@ class Definitions:
         self._bound = bound
 
     async def announce(self, definitions: Sequence[TaskDefinition], carried: Collection_[str]) -> bool:
-        """Store the definitions of this instance; whether any is new or changed, and so to be reconciled.
+        """Store the definitions of this instance; whether any is new or changed.
 
-        ``carried`` are the hashes that live instances run. A definition that was replaced comes back (a rollback)
-        only when nobody carries its replacement any more: else an old instance that restarts in a rolling
-        deployment leaves the newer one in force.
+        ``carried`` are the revisions of the other live instances: what is carried is not rolled back.
         """
-        writes = [
-            UpdateOne(
-                {"_id": _PREFIX + definition.task},
-                [{"$replaceWith": _announced(definition, carried)}],
-                upsert=True,
-            )
-            for definition in definitions
-        ]
-        if not writes:
+        if not definitions:
             return False
+        stored = await self._stored([definition.task for definition in definitions])
+        writes: list[UpdateOne] = []
+        for definition in definitions:
+            after = announced(in_order_of(definition, stored.get(definition.task)), carried)
+            writes.append(UpdateOne(_named(definition.task), [{"$replaceWith": after}], upsert=True))
         with bounded(self._bound):
             result = await self._globals.bulk_write(writes, ordered=False)
         return bool(result.modified_count or result.upserted_count)
+
+    async def _stored(self, names: Sequence[str]) -> dict[str, TaskDefinition]:
+        with bounded(self._bound):
+            found = await self._globals.find(_theirs(names)).to_list()
+        read = filter(None, map(_stored, found))
+        return {task.name: task.planned.definition for task in read}
+
+    async def standings(self, names: Sequence[str]) -> dict[str, Standing]:
+        """Which versions of these tasks there have been."""
+        with bounded(self._bound):
+            fields = {"handlerVersion": 1, "requires": 1}
+            found = await self._globals.find(_theirs(names), fields).to_list()
+        return {
+            str(document["_id"]).removeprefix(_PREFIX): Standing(
+                _whole(document.get("handlerVersion")), _whole(document.get("requires"))
+            )
+            for document in found
+        }
+
+    async def note_removed(self, name: str) -> bool:
+        """Note that no live instance has this task any more; whether nobody had noted it before."""
+        unnoted = {**_named(name), "removedAt": {"$not": {"$type": "date"}}}
+        with bounded(self._bound):
+            result = await self._globals.update_one(unnoted, [{"$set": {"removedAt": NOW}}])
+        return bool(result.modified_count)
 
     async def all(self) -> list[StoredTask]:
         """Every definition that can be read; one that was edited by hand into nonsense is left out."""
@@ -104,10 +132,10 @@ class Definitions:
         """
         met: list[str] = []
         for task in tasks:
-            request = {"_id": _PREFIX + task.name, "hash": task.planned.hash}
+            request = {**_named(task.name), "hash": task.planned.hash}
             with bounded(self._bound):
                 result = await self._globals.update_one(
-                    {**request, "$expr": {"$eq": [_EPOCH, task.epoch]}},
+                    {**request, "$expr": {"$eq": [EPOCH, task.epoch]}},
                     [{"$set": {"reconciled": True, "reconciledAt": NOW}}],
                 )
             if result.matched_count:
@@ -116,21 +144,9 @@ class Definitions:
 
     async def to_be_reconciled(self, names: Sequence[str] | None = None) -> None:
         """These tasks, or all, must be reconciled: history was lost, or somebody asked for it."""
-        which = {"$regex": f"^{_PREFIX}"} if names is None else {"$in": [_PREFIX + name for name in names]}
+        which = {"_id": {"$regex": f"^{_PREFIX}"}} if names is None else _theirs(names)
         with bounded(self._bound):
-            await self._globals.update_many({"_id": which}, [{"$set": {"reconciled": False, "epoch": _NEXT}}])
-
-
-def trigger_json(definition: TaskDefinition) -> str:
-    """The trigger as it is stored."""
-    trigger = {"filter": definition.filter.raw, "watched": definition.projection.expression}
-    return json_util.dumps(trigger, json_options=json_util.CANONICAL_JSON_OPTIONS)
-
-
-def trigger_hash(definition: TaskDefinition) -> str:
-    """Any difference in the filter, the projection or the collection makes another hash."""
-    text = f"{definition.source} {trigger_json(definition)}"
-    return hashlib.sha256(text.encode()).hexdigest()[:_HASH_LENGTH]
+            await self._globals.update_many(which, [{"$set": {"reconciled": False, "epoch": NEXT_EPOCH}}])
 
 
 def planned(definition: TaskDefinition) -> PlannedTask:
@@ -138,60 +154,12 @@ def planned(definition: TaskDefinition) -> PlannedTask:
     return PlannedTask(definition, trigger_hash(definition))
 
 
-def _announced(definition: TaskDefinition, carried: Collection_[str]) -> Expr:
-    hash_ = trigger_hash(definition)
-    same: Expr = {"$eq": ["$hash", hash_]}
-    known: Expr = {"$eq": [{"$type": "$hash"}, "string"]}
-    replaced: Expr = first_set("$replaced", [])
-    # Replaced before, and its replacement is carried by a live instance: an old instance that came back.
-    outdated: Expr = {"$and": [{"$in": [hash_, replaced]}, {"$in": ["$hash", sorted(carried)]}]}
-    # A trigger that changed is reconciled only where the user wants that; a new one always.
-    done = when(known, not definition.evolution.reconcile_on_trigger_change, False)
-    before: Expr = {"$setDifference": [{"$slice": [replaced, -_REPLACED]}, [hash_]]}
-    fields = _fields(definition, hash_)
-    version = definition.evolution.handler_version
-    on_change = definition.evolution.on_handler_version_change
-    in_force = {
-        **{name: literal(value) for name, value in fields.items()},
-        "reconciled": when(same, first_set("$reconciled", False), done),
-        # Whatever was scanned for another trigger is worth nothing, also when this one was in force before.
-        "epoch": when(same, _EPOCH, _NEXT),
-        # A lower version (a rollback, an old instance) changes nothing.
-        "handlerVersion": {"$max": [first_set("$handlerVersion", 0), version]},
-        "onHandlerVersionChange": when(
-            {"$gt": [first_set("$handlerVersion", 0), version]}, "$onHandlerVersionChange", literal(on_change)
-        ),
-        "reprocess": when(
-            {"$and": [{"$lt": ["$handlerVersion", version]}, known, on_change != "none"]},
-            {"version": version, "mode": literal(on_change)},
-            "$reprocess",
-        ),
-        "definedAt": when(same, first_set("$definedAt", CLUSTER_TIME), CLUSTER_TIME),
-        "replaced": when(
-            {"$or": [same, {"$not": [known]}]}, replaced, {"$concatArrays": [before, ["$hash"]]}
-        ),
-    }
-    return when(outdated, ROOT, merged(ROOT, in_force))
+def _named(task: str) -> dict[str, Any]:
+    return {"_id": _PREFIX + task}
 
 
-def _fields(definition: TaskDefinition, hash_: str) -> dict[str, Any]:
-    return {
-        "task": definition.task,
-        "database": definition.source.database,
-        "collection": definition.source.collection,
-        "trigger": trigger_json(definition),
-        "hash": hash_,
-        "debounce": format_duration(definition.debounce),
-        "maxWait": format_duration(definition.max_wait),
-        "retryPolicy": describe(definition.retry_policy),
-        "cleanupPolicy": {
-            "deleteWhen": definition.cleanup_policy.delete_when,
-            "keepFor": format_duration(definition.cleanup_policy.keep_for),
-        },
-        "reconcileOnTriggerChange": definition.evolution.reconcile_on_trigger_change,
-        "executionHistoryLimit": definition.execution_history_limit,
-        "priority": definition.priority,
-    }
+def _theirs(names: Sequence[str]) -> dict[str, Any]:
+    return {"_id": {"$in": [_PREFIX + name for name in names]}}
 
 
 def _stored(document: Document) -> StoredTask | None:
@@ -227,8 +195,10 @@ def _stored(document: Document) -> StoredTask | None:
         defined_at if isinstance(defined_at, Timestamp) else None,
         aware_or_none(document.get("reconciledAt")),
         _whole(document.get("epoch")),
+        str(document.get("revision")),
+        aware_or_none(document.get("removedAt")),
     )
 
 
 def _whole(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+    return int(value) if isinstance(value, int) else 0

@@ -18,6 +18,7 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.collection import AsyncCollection
 
 from oplogue.errors import ConfigurationError
+from oplogue.model.canonical import ordered_like
 from oplogue.model.definition import Namespace, TaskDefinition
 from oplogue.model.filters import OPTION as FILTER
 from oplogue.model.projection import OPTION as WATCHED
@@ -141,26 +142,27 @@ class SourceDocuments:
         """The document, if it exists, matches, and its watched values are those."""
         expected: Any = dict(values)
         match = definition.filter.match(await self._now(definition))
+        watched = ordered_like(definition.projection.expression, values)
 
         async def find() -> Document | None:
-            same = {"$eq": [definition.projection.expression, literal(expected)]}
+            same = {"$eq": [watched, literal(expected)]}
             condition = {"_id": id_, "$and": [match, {"$expr": same}]}
             return await self._theirs.find_one(condition, session=session, **options)
 
         found = await find()
         if found is None:
             # Not every value is sent as it came: DBRefs, what is no Unicode, the types of a user's codec.
-            exact = await self._values(definition, id_, session)
+            exact = await self._values(watched, id_, session)
             if exact is not None and same_values(self._decoded(exact), values):
                 expected = exact
                 found = await find()
         return found
 
     async def _values(
-        self, definition: TaskDefinition, id_: Any, session: AsyncClientSession | None
+        self, watched: object, id_: Any, session: AsyncClientSession | None
     ) -> RawBSONDocument | None:
         """The watched values of a document, as the bytes that they are."""
-        shown = {"$replaceWith": {"v": definition.projection.expression}}
+        shown = {"$replaceWith": {"v": watched}}
         with bounded(self._bound):
             cursor = await self._bytes.aggregate([{"$match": {"_id": id_}}, shown], session=session)
             rows = await cursor.to_list()

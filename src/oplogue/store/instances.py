@@ -18,9 +18,9 @@ _THEIRS: dict[str, Any] = {"_id": {"$regex": f"^{_PREFIX}"}}
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A task as an instance runs it: its trigger's hash, and the version of its handler."""
+    """A task as an instance runs it: which revision of its definition, and which version of its handler."""
 
-    hash: str
+    revision: str
     version: int
 
 
@@ -54,7 +54,9 @@ class Instances:
     async def beat(self, id_: str, carries: Mapping[str, Carried], load: Load, lasts: timedelta) -> None:
         """This instance is alive for so long, runs these tasks, and is so busy."""
         # A list, not a document: a task's name may have dots.
-        carried = [{"task": name, "hash": one.hash, "version": one.version} for name, one in carries.items()]
+        carried = [
+            {"task": name, "revision": one.revision, "version": one.version} for name, one in carries.items()
+        ]
         alive = {
             "carries": literal(carried),
             "expiresAt": after(NOW, milliseconds(lasts)),
@@ -102,7 +104,7 @@ def _instance(document: Mapping[str, Any]) -> LiveInstance:
         id=str(document["_id"]).removeprefix(_PREFIX),
         started_at=aware_or_none(document.get("startedAt")),
         carries={
-            str(entry.get("task")): Carried(str(entry.get("hash")), int(entry.get("version") or 0))
+            str(entry.get("task")): Carried(str(entry.get("revision")), _whole(entry.get("version")))
             for entry in entries
         },
         load=_load(document),

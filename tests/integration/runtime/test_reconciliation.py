@@ -143,8 +143,9 @@ async def test_a_trigger_edited_back_and_forth_half_way_starts_the_scan_again(
     other = make_stage(concurrency=0, pace=RESTING)
     define(other, filter={"v": {"$gt": 5}}, evolution=Evolution(reconcile_on_trigger_change=False))
     await other.app.start()
+    # The documents that no trigger was planned for yet are still to be planned.
+    await begins_with(other, 0)
     await other.app.stop()
-    assert other.heard("reconciliation.started") == []
     last = planner(make_stage)
     await last.app.start()
     await begins_with(last, 0)

@@ -10,7 +10,8 @@ from tests.support.rig import BOUND, Document, Rig
 from oplogue import CleanupPolicy, CronRetry, Evolution, Fixed, Linear, Series
 from oplogue.model.definition import TaskDefinition
 from oplogue.model.retry import RetryPolicy
-from oplogue.store.definitions import Definitions, StoredTask, trigger_hash
+from oplogue.store.announcements import revision, trigger_hash
+from oplogue.store.definitions import Definitions, StoredTask
 
 OLD: Document = {"status": "paid"}
 NEW: Document = {"status": "sent"}
@@ -81,7 +82,7 @@ async def test_an_instance_with_older_code_that_restarts_leaves_the_newer_defini
     old, new = define(rig, OLD), define(rig, NEW)
     for definition in (old, new):
         await definitions.announce([definition], ())
-    assert not await definitions.announce([old], [trigger_hash(new)])
+    assert not await definitions.announce([old], [revision(new)])
     assert (await only(definitions)).planned.hash == trigger_hash(new)
 
 
@@ -91,7 +92,7 @@ async def test_a_definition_comes_back_when_nobody_carries_its_replacement_any_m
     old, new = define(rig, OLD), define(rig, NEW)
     for definition in (old, new):
         await definitions.announce([definition], ())
-    assert await definitions.announce([old], [trigger_hash(old)])
+    assert await definitions.announce([old], [revision(old)])
     assert (await only(definitions)).planned.hash == trigger_hash(old)
     # And its replacement may be deployed once more.
     assert await definitions.announce([new], ())
