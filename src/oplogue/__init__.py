@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from oplogue.model.checkup import Finding
     from oplogue.model.definition import TaskDefinition
+    from oplogue.model.deployment import Deployment
     from oplogue.model.events import Event
     from oplogue.model.health import Health
     from oplogue.model.policies import CleanupPolicy, Evolution, Monitoring
@@ -40,6 +41,7 @@ __all__ = [
     "ConfigurationError",
     "Context",
     "CronRetry",
+    "Deployment",
     "DocumentConversionError",
     "EmbeddedServerError",
     "Event",
@@ -85,6 +87,7 @@ _HOMES = {
     ),
     "oplogue.model.checkup": ("Finding",),
     "oplogue.model.definition": ("TaskDefinition",),
+    "oplogue.model.deployment": ("Deployment",),
     "oplogue.model.events": ("Event",),
     "oplogue.model.health": ("Health",),
     "oplogue.model.policies": (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -17,6 +17,7 @@ from oplogue.errors import ConfigurationError, NotStartedError
 from oplogue.model.checks import text, whole
 from oplogue.model.checkup import Finding
 from oplogue.model.definition import Namespace, Task, TaskDefinition, define_task
+from oplogue.model.deployment import Deployment
 from oplogue.model.durations import DurationLike, parse_duration
 from oplogue.model.health import Health, Phase, Vitals, judge_health
 from oplogue.model.metrics import Reading
@@ -26,6 +27,7 @@ from oplogue.model.retry import RetryPolicy
 from oplogue.runtime.bus import Bus
 from oplogue.runtime.checkup import check_up
 from oplogue.runtime.context import Context
+from oplogue.runtime.deployment import plan_deployment
 from oplogue.runtime.desk import OneOrMany, SortLike, record_filter
 from oplogue.runtime.lock import Lock
 from oplogue.runtime.meter import Meter
@@ -381,14 +383,33 @@ class App:
 
         The app need not be started, and nothing is written. It is what ``oplogue doctor`` prints.
         """
-        async with AsyncExitStack() as opened:
-            client = self._client
-            if client is None:
-                assert self._uri is not None
-                client = await opened.enter_async_context(make_client(self._uri))
-            globals_ = Namespace(self._database_name, self._settings.globals_collection)
-            own = [task.definition.located(self._database_name) for task in self._tasks.values()]
-            return await check_up(client, self._uri, globals_, own, clock=self._clock)
+        async with self._open_client() as client:
+            return await check_up(client, self._uri, self._globals, self._located(), clock=self._clock)
+
+    async def plan_deployment(self) -> Deployment:
+        """What would change if this app started now: definitions, records to plan or run again, indexes.
+
+        The app need not be started, and nothing is written. It is what ``oplogue plan`` prints.
+        """
+        async with self._open_client() as client:
+            return await plan_deployment(client, self._globals, self._located(), clock=self._clock)
+
+    @asynccontextmanager
+    async def _open_client(self) -> AsyncGenerator[Client]:
+        """The app's client; one for the moment where the app is not started."""
+        if self._client is not None:
+            yield self._client
+            return
+        assert self._uri is not None
+        async with make_client(self._uri) as client:
+            yield client
+
+    @property
+    def _globals(self) -> Namespace:
+        return Namespace(self._database_name, self._settings.globals_collection)
+
+    def _located(self) -> list[TaskDefinition]:
+        return [task.definition.located(self._database_name) for task in self._tasks.values()]
 
     async def run_cleanup(self) -> int:
         """Delete orphaned records now, as their cleanup policies say; how many."""

@@ -26,7 +26,7 @@ from oplogue.model.retry import policy_from
 from oplogue.store.announcements import EPOCH, NEXT_EPOCH, announced, in_order_of, trigger_hash
 from oplogue.store.connection import Client, Collection, Document, bounded, ours
 from oplogue.store.expressions import NOW, ROOT
-from oplogue.store.fields import aware_or_none
+from oplogue.store.fields import aware_or_none, list_in
 from oplogue.store.plans import PlannedTask
 
 _PREFIX = "task:"
@@ -48,6 +48,8 @@ class StoredTask:
     """Names everything that is stored of the definition."""
     removed_at: datetime | None = None
     """When it was noticed that no live instance has it any more."""
+    replaced: tuple[str, ...] = ()
+    """The revisions that were in force before."""
 
     @property
     def name(self) -> str:
@@ -197,6 +199,7 @@ def _stored(document: Document) -> StoredTask | None:
         _whole(document.get("epoch")),
         str(document.get("revision")),
         aware_or_none(document.get("removedAt")),
+        tuple(map(str, list_in(document.get("replaced")))),
     )
 
 

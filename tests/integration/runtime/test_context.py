@@ -222,6 +222,8 @@ async def test_values_that_moved_on_unseen_are_planned_from_the_document(
             seen.append(await ctx.get_document())
 
     await planner.app.start()
+    # Neither by a scan is it planned once more.
+    await planner.next("reconciliation.finished")
     await orders.insert_one({"_id": 7, "total": 2})
     await planner.planned(1)
     await db["orders_tasks"].update_one({}, {"$set": {"lastObservedValues": {"total": 1}}})
