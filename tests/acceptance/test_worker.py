@@ -330,6 +330,7 @@ def test_an_address_that_is_taken_is_refused_before_anything_starts(
 
 
 CHAIN = """
+import asyncio
 from oplogue import App, Context, Fixed
 
 app = App({uri!r}, lease="2s", instance_id="worker", shutdown_timeout="1s")
@@ -338,9 +339,11 @@ app = App({uri!r}, lease="2s", instance_id="worker", shutdown_timeout="1s")
 async def ship(ctx: Context) -> None:
     if ctx.doc_id == 3:
         raise ValueError("no")
+    # Longer than the stream takes to be planned: a stop would let it end, but nobody would label its parcel.
+    await asyncio.sleep(1.5)
     await app.database["parcels"].insert_one({{"_id": ctx.doc_id}})
 
-@app.reactive_task(collection="parcels", debounce=0)
+@app.reactive_task(collection="parcels", debounce="2s")
 async def label(ctx: Context) -> None:
     print(f"label {{ctx.doc_id}}", flush=True)
 
