@@ -222,6 +222,31 @@ async def test_a_tasks_own_concurrency_holds_for_the_records_of_a_dead_owner(
     assert gate.most == 2
 
 
+@pytest.mark.parametrize(("lost", "together"), [(0, 32), (1, 4), (2, 1), (9, 1)])
+async def test_records_that_lost_their_lease_again_are_claimed_in_smaller_groups(
+    make_stage: MakeStage, db: AsyncDatabase[Document], lost: int, together: int
+) -> None:
+    stage, gate = make_stage(lease="3s", concurrency=50), Gate()
+
+    @stage.app.reactive_task(task="sync", collection="orders", debounce=0)
+    async def _sync(ctx: Context) -> None:
+        if ctx.doc_id != "fresh":
+            await gate()
+
+    await backlog(make_stage, stage, db, {"orders": 40})
+    await abandon(db["orders_tasks"])
+    await db["orders_tasks"].update_many({}, {"$set": {"oplogue.lost": lost}})
+    await stage.app.start()
+    await gate.reached(together)
+    # Nobody waits for the group but those who are suspected like it.
+    await db["orders"].insert_one({"_id": "fresh"})
+    await stage.next("task.completed", doc_id="fresh")
+    try:
+        assert gate.most == together
+    finally:
+        gate.open()
+
+
 async def test_a_narrow_task_goes_on_as_soon_as_it_has_room(stage: Stage, orders: Orders) -> None:
     @stage.app.reactive_task(collection="orders", debounce=0, concurrency=1)
     async def _narrow(ctx: Context) -> None: ...
@@ -557,7 +582,7 @@ async def test_an_unlucky_handler_leaves_the_others_running(stage: Stage, orders
 async def test_a_handler_that_blocks_the_loop_beyond_its_lease_is_not_run_twice(
     make_stage: MakeStage, orders: Orders, database_uri: str
 ) -> None:
-    stage = make_stage(lease="1500ms")
+    stage = make_stage(lease="2500ms")
     runs: list[str] = []
 
     def define(app: App) -> None:
@@ -565,7 +590,7 @@ async def test_a_handler_that_blocks_the_loop_beyond_its_lease_is_not_run_twice(
         async def _sync(ctx: Context) -> None:
             runs.append(ctx.instance_id)
             if len(runs) == 1:
-                Clock().block(4)
+                Clock().block(6)
 
     define(stage.app)
     await stage.app.start()
@@ -573,7 +598,7 @@ async def test_a_handler_that_blocks_the_loop_beyond_its_lease_is_not_run_twice(
     started, ended = threading.Event(), threading.Event()
 
     async def elsewhere() -> None:
-        other = App(database_uri, lease="1500ms")
+        other = App(database_uri, lease="2500ms")
         define(other)
         async with other:
             started.set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -237,6 +237,45 @@ async def test_claim_whose_answer_was_lost_is_found_by_its_token(rig: Rig) -> No
     (record,) = await records.claim([row["_id"]], owner="me", lease=LEASE)
     after = await rig.row()
     assert (after["oplogue"]["token"], after["attempts"]) == (record.token, 1)
+
+
+class Interrupted(TaskRecords):
+    """Records to which something happens between the two steps of a claim: the update, and the read."""
+
+    def then(self, rig: Rig, happens: Callable[[], Awaitable[Any]]) -> None:
+        records = rig.rows
+
+        class Interrupting:
+            async def update_many(self, *arguments: Any) -> Any:
+                result = await records.update_many(*arguments)
+                await happens()
+                return result
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(records, name)
+
+        self._records = Interrupting()  # type: ignore[assignment]  # stands in for the collection
+
+
+@pytest.mark.parametrize("by_hand", [False, True], ids=["changed", "changed and retried by hand"])
+async def test_values_that_moved_on_within_a_claim_are_what_runs_and_not_once_more(
+    rig: Rig, by_hand: bool
+) -> None:
+    await a_planned_order(rig)
+    row = await rig.edit(1, nextRunAt=LONG_AGO)
+
+    async def moves_on() -> None:
+        await rig.documents.update_one({"_id": 1}, {"$set": NEW_VALUES})
+        await rig.plan(rig.task())
+        if by_hand:
+            await rig.edit(1, oplogue__manual=True)
+
+    records = Interrupted(rig.client, rig.source, globals_=rig.globals, bound=SECOND * 20)
+    records.then(rig, moves_on)
+    (record,) = await records.claim([row["_id"]], owner="me", lease=LEASE)
+    assert record.values == NEW_VALUES
+    # Whoever retried it by hand wants a run that begins after that.
+    assert (await rig.row())["status"] == ("processing_dirty" if by_hand else "processing")
 
 
 async def test_deferral_is_no_attempt_and_a_failure_is_one(rig: Rig) -> None:
