@@ -108,7 +108,7 @@ async def scrapes(lab: Lab, count: int, *, kept: int = 0) -> Sample:
             await asyncio.sleep(_GAUGES_KEPT)
             begun = time.perf_counter()
             assert await app.get_prometheus_metrics()
-            latencies.append(time.perf_counter() - begun)
+            latencies.append((time.perf_counter() - begun) * 1000)
         return spread(latencies)
 
 

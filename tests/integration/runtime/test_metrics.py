@@ -8,9 +8,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from pymongo import AsyncMongoClient
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import AutoReconnect
+from pymongo.monitoring import CommandListener, CommandStartedEvent
 from tests.integration.runtime.conftest import Document, MakeStage
 from tests.support.running import Gate, Stage
 from tests.support.scraped import Scraped, scrape
@@ -255,6 +257,50 @@ async def test_backlog_and_slots_are_told_and_kept_for_a_few_seconds(
     assert (await scrape(stage.app)).one("queue_depth", status="pending") == 18
     clock.skipped += 5
     assert (await scrape(stage.app)).sum("queue_depth") == 0
+
+
+class Commands(CommandListener):
+    """What a client sends while it is listened to."""
+
+    def __init__(self) -> None:
+        self.sent: Counter[tuple[str, str]] = Counter()
+
+    def started(self, event: CommandStartedEvent) -> None:
+        name = event.command_name
+        collection = event.command["collection"] if name == "getMore" else event.command[name]
+        self.sent[name, str(collection)] += 1
+
+    def succeeded(self, event: object) -> None: ...
+
+    def failed(self, event: object) -> None: ...
+
+
+async def test_a_scrape_asks_once_for_the_records_of_a_collection_and_never_for_its_documents(
+    make_stage: MakeStage, database_uri: str, clock: SkippingClock
+) -> None:
+    commands = Commands()
+    async with AsyncMongoClient[Document](database_uri, event_listeners=[commands]) as listened_to:
+        stage = make_stage(client=listened_to, lease="10m", concurrency=0, monitoring=CLUSTER)
+        for name in ("bill", "ship"):
+
+            @stage.app.reactive_task(task=name, collection="orders", debounce=0)
+            async def handle(ctx: Context) -> None: ...
+
+        await stage.app.start()
+        await stage.next("reconciliation.finished")
+        await scrape(stage.app)
+
+        async def asked(fresh: bool, once: set[tuple[str, str]]) -> bool:
+            """Whether a scrape asks just that of the orders; what the engine itself asks may come between."""
+            clock.skipped += 5 * fresh
+            commands.sent.clear()
+            await scrape(stage.app)
+            return {sent for sent in commands.sent.elements() if sent[1].startswith("orders")} == once
+
+        await stage.eventually(lambda: asked(True, {("aggregate", "orders_tasks")}))
+        assert commands.sent["aggregate", "orders_tasks"] == 1
+        await stage.eventually(lambda: asked(False, set()))
+        await stage.app.stop()
 
 
 async def test_global_lag_is_the_age_of_the_oldest_pending_record(
