@@ -52,6 +52,7 @@ _FAILED_OPERATIONS: Mapping[str, str] = {
 OPERATIONS = tuple(_FAILED_OPERATIONS.values())
 """What may fail and is tried again."""
 PARTS = (
+    "census",
     "claims",
     "cleanup",
     "cleanup by events",
