@@ -90,6 +90,13 @@ def test_help_names_the_commands(arguments: tuple[str, ...], capsys: pytest.Capt
         assert f"\n  {command} " in said
 
 
+def test_what_help_says_of_each_command_fits_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    ended("--help")
+    commands = capsys.readouterr().out.partition("\nCommands:\n")[2].splitlines()
+    assert len(commands) > 5
+    assert all(line.endswith(".") and not line.endswith("...") for line in commands), commands
+
+
 def test_a_group_without_a_command_tells_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended("tasks") == 0
     assert "\n  retry " in capsys.readouterr().out
