@@ -19,7 +19,7 @@ from typing import Any
 from pymongo import AsyncMongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
 
-from oplogue import App, Context, Exponential
+from oplogue import App, Context, Evolution, Exponential
 from oplogue.clock import Clock
 from oplogue.events import Event
 
@@ -179,6 +179,7 @@ def make_app(config: Values) -> App:
                 max_attempts=task.get("max_attempts", -1),
             ),
             timeout=task.get("timeout"),
+            evolution=Evolution(**task.get("evolution", {})),
             concurrency=task.get("concurrency"),
             execution_history_limit=20,
         )(handlers.of(task))
