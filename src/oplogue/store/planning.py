@@ -45,8 +45,9 @@ class Change:
         """Take in another event of the same document."""
         self.time = min(self.time, other.time)
         self.last = max(self.last, other.last)
-        if other.deleted_at is not None:
-            self.deleted_at = other.deleted_at
+        # What was held back may be older than what came meanwhile.
+        deletions = [time for time in (self.deleted_at, other.deleted_at) if time is not None]
+        self.deleted_at = max(deletions, default=None)
         self.inserted = False
         self.refusals = max(self.refusals, other.refusals)
 

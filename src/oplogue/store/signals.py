@@ -130,7 +130,7 @@ class Signals:
 
 def _signal(document: Document) -> Signal | None:
     """Entries that can't be read (edited by hand, of a later version) say nothing."""
-    if document.get("topic") not in set(Topic):
+    if document.get("topic") not in list(Topic):
         return None
     names = tuple(map(str, list_in(document.get("tasks"))))
     return Signal(Topic(document["topic"]), str(document.get("by")), names)

@@ -715,3 +715,49 @@ async def test_values_of_a_codecs_own_types_are_verified_and_fetched(
         await stage.next("task.completed")
         assert [order["x"] for order in handled] == [{"price": Decimal("2.5")}, {"price": Decimal("3.5")}]
         await stage.app.stop()
+
+
+async def test_a_dropped_collection_leaves_records_behind_that_run_again_for_new_documents(
+    stage: Stage, orders: Orders
+) -> None:
+    seen = define(stage, watch_projection=["total"])
+    await stage.app.start()
+    await orders.insert_one({"_id": 1, "total": 1})
+    await stage.next("task.completed", doc_id=1)
+    await orders.drop()
+    await stage.next("planner.source_gone")
+    await orders.insert_one({"_id": 1, "total": 1})
+    await stage.next("task.completed", doc_id=1)
+    assert seen == [{"total": 1}] * 2
+
+
+async def test_documents_of_a_collection_that_was_renamed_to_a_watched_one_are_planned(
+    stage: Stage, orders: Orders, db: AsyncDatabase[Document]
+) -> None:
+    define(stage)
+    await stage.app.start()
+    await stage.next("reconciliation.finished")
+    await db["imported"].insert_many([{"_id": 1}, {"_id": 2}])
+    await db["imported"].rename("orders", dropTarget=True)
+    await stage.counted(2, status="completed")
+    await orders.rename("archive")
+    await stage.next("planner.source_gone")
+
+
+async def test_a_trigger_that_the_saved_position_does_not_cover_is_reconciled(
+    make_stage: MakeStage, orders: Orders, db: AsyncDatabase[Document]
+) -> None:
+    first, second = make_stage(), make_stage()
+    for stage in (first, second):
+        define(stage, watch_projection=["total"])
+    async with first.app:
+        await orders.insert_one({"_id": 1, "total": 1})
+        await first.next("task.completed", doc_id=1)
+    # Meanwhile a leader on other code pruned this change, and moved the position past it.
+    await orders.update_one({"_id": 1}, {"$set": {"total": 2}})
+    now = (await db.command("ping"))["operationTime"]
+    past = {"position.time": now, "position.token": None, "position.covers": ["another"]}
+    await db["_oplogue_globals"].update_one({"_id": "leader"}, {"$set": past})
+    await second.app.start()
+    await second.next("task.completed", doc_id=1)
+    assert (await second.record(1)).last_observed_values == {"total": 2}

@@ -35,10 +35,12 @@ class Notes:
         self.planning = True
         self.position: Position | None = None
         self.steps = 0
+        self.answers = 0
         self._stirred = asyncio.Event()
 
     async def take(self, batch: Batch) -> None:
         """Note the documents of an answer."""
+        self.answers += 1
         self.ids += [event.id for event in batch.events]
         self.position = batch.position
         self._stirred.set()
@@ -84,6 +86,7 @@ class Scene:
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
+        self.bound = BOUND
         self.notes = Notes()
         self.clock = SkippingClock()
         self.bus = Bus(self.clock, "me")
@@ -108,7 +111,7 @@ class Scene:
             lag=self.lag,
             background=Nothing(),
             history_lost=history_lost,
-            bound=BOUND,
+            bound=self.bound,
             bus=self.bus,
             clock=self.clock,
         )
@@ -221,3 +224,22 @@ async def test_a_refusal_that_no_position_mends_is_no_loss_of_history(
         await scene.rig.documents.insert_one({"_id": 1, "status": "paid"})
         await scene.notes.until(lambda: scene.notes.ids == [1])
     assert len(scene.lost) == afresh
+
+
+async def test_a_stream_that_answers_nothing_any_more_is_reopened(scene: Scene) -> None:
+    scene.bound = timedelta(milliseconds=500)
+    async with following(scene):
+        silent = {
+            "failCommands": ["getMore"],
+            "namespace": f"{scene.rig.db.name}.$cmd.aggregate",
+            "blockConnection": True,
+            "blockTimeMS": 30_000,
+        }
+        await scene.rig.client.admin.command(
+            {"configureFailPoint": "failCommand", "mode": {"times": 1}, "data": silent}
+        )
+        await scene.notes.until(lambda: scene.notes.answers > 1)
+        await scene.rig.documents.insert_one({"_id": 1, "status": "paid"})
+        await scene.notes.until(lambda: scene.notes.ids == [1])
+    assert len(scene.errors) == 1
+    assert scene.lost == []
