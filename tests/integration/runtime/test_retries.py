@@ -382,6 +382,24 @@ async def test_a_record_that_kills_each_owner_is_a_dead_letter(make_stage: MakeS
     assert "LeaseLost" in record.last_error
 
 
+async def test_a_record_without_attempts_left_that_died_among_others_has_a_run_of_its_own(
+    make_stage: MakeStage, orders: Orders
+) -> None:
+    """A neighbour may have killed them all, each time."""
+    stage = make_stage(lease="3s")
+    seen = fail_until(stage, 1, retry_policy=Fixed(0, max_attempts=3))
+    await stage.app.start()
+    await stage.app.pause_task("sync")
+    await orders.insert_one({"_id": 1, "total": 1})
+    await stage.planned(1)
+    died = {"status": "processing", "attempts": 3, "oplogue.lost": 2, "oplogue.alone": False}
+    await stage.app.database["orders_tasks"].update_one({}, [{"$set": {**died, "nextRunAt": "$$NOW"}}])
+    await stage.app.resume_task("sync")
+    await stage.next("task.completed", attempt=4)
+    assert seen == [4]
+    assert stage.heard("task.dead_letter") == []
+
+
 async def test_a_dead_letter_that_is_retried_by_hand_runs_again(
     make_stage: MakeStage, orders: Orders
 ) -> None:
