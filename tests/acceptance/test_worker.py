@@ -391,6 +391,20 @@ def test_a_burst_does_not_wait_for_a_paused_task(tmp_path: Path, database_uri: s
         assert record["status"] == "pending"
 
 
+def test_a_burst_of_an_instance_that_only_plans_ends_when_all_is_planned(
+    tmp_path: Path, database_uri: str
+) -> None:
+    with MongoClient[dict[str, Any]](database_uri) as client:
+        database = client.get_default_database()
+        database["orders"].insert_many([{"_id": number} for number in range(3)])
+        planner = MODULE.replace('lease="2s",', 'lease="2s", concurrency=0,')
+        with worker(tmp_path, database_uri, "--burst", module=planner) as process:
+            said, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, said
+        assert "failed" not in said
+        assert [record["status"] for record in database["orders_tasks"].find()] == ["pending"] * 3
+
+
 def test_a_burst_without_its_database_fails(tmp_path: Path, free_address: str) -> None:
     nobody = f"mongodb://{free_address}/shop?serverSelectionTimeoutMS=100"
     with worker(tmp_path, nobody, "--burst") as process:

@@ -95,7 +95,8 @@ class Quiet:
         if any(depths.counts.get((one.task, status)) for one in own for status in RUNNING):
             return False
         for source, records in self._records.items():
-            if await self._is_something_due(records, [one for one in own if one.source == source]):
+            theirs = [one for one in own if one.source == source]
+            if theirs and await self._is_something_due(records, theirs):
                 return False
         return True
 
