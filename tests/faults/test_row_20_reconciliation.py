@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import uuid
 from collections.abc import Iterator
@@ -134,7 +135,9 @@ def _reached(scene: Scene) -> int:
 def _resumed(worker: Worker) -> int:
     """How many documents were done, by the word of the new leader."""
     said = [entry["message"] for entry in worker.log() if entry.get("code") == "reconciliation.started"]
-    return int(said[0].rsplit(", ", 1)[1].split(" ", 1)[0])
+    found = re.search(r"documents=(\d+)", said[0])
+    assert found is not None
+    return int(found[1])
 
 
 def _verdict(scene: Scene, count: int) -> Verdict:
