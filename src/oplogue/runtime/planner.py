@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -92,6 +92,7 @@ class Planner:
         reconcile: Callable[[Sequence[str]], Awaitable[None]],
         deleted: Callable[[Namespace, Iterable[Any]], None],
         mend: Callable[[Namespace, Sequence[str]], Awaitable[None]],
+        thorough: bool,
         bound: timedelta,
         bus: Bus,
         clock: Clock,
@@ -105,6 +106,8 @@ class Planner:
         self._reconcile = reconcile
         self._deleted = deleted
         self._mend = mend
+        self._thorough = thorough
+        self._light: dict[Namespace, bool] = {}
         self._bound = bound
         self._bus = bus
         self._clock = clock
@@ -171,6 +174,7 @@ class Planner:
         """Plan a range of documents for a reconciliation, between batches; in parts where that fails."""
         stamp = await self._again(lambda: self._planning.stamp(tasks, now, self._bound))
         source = tasks[0].definition.source
+        stamp = replace(stamp, lightly=await self._plans_lightly(source))
         all_new = source not in self._met_before
         try:
             as_new = await self._send(
@@ -189,6 +193,15 @@ class Planner:
                 self._bus.emit("planner.batch_failed", count=len(changes), error=describe(error))
                 await self._plan_or_hold(tasks, changes, stamp, self._bound)
         self._wake(task.definition.task for task in tasks)
+
+    async def _plans_lightly(self, source: Namespace) -> bool:
+        if source not in self._light:
+            # A collection that comes back with another collation is reconciled by another planner.
+            to_the_letter = await self._again(
+                lambda: self._planning.compares_to_the_letter(source, self._bound)
+            )
+            self._light[source] = to_the_letter and not self._thorough
+        return self._light[source]
 
     def holds(self, source: Namespace) -> bool:
         """Whether documents of that collection are held back: not planned yet, and tried again."""

@@ -115,6 +115,7 @@ class Supervisor:
         self._governing = asyncio.Event()
         self._redefined = asyncio.Event()
         self._since: ClusterTime | None = None
+        self._lost_history = False
         self._lag: StreamLag | None = None
         self._instances = Instances(client, self._globals, bound=settings.bound)
         self._controls = StoredControls(client, self._globals, bound=settings.bound)
@@ -408,6 +409,7 @@ class Supervisor:
         """Plan for all instances until the office is lost; start over when definitions change."""
         planning = Planning(self._client, office.term.number)
         self._lag = StreamLag(self._clock, patience=PATIENCE)
+        self._lost_history = False
         self._bus.emit("planner.started", term=office.term.number)
         counting = self._keep_counting()
         try:
@@ -448,6 +450,7 @@ class Supervisor:
             reconcile=self._reconcile,
             deleted=self.janitor.deleted,
             mend=self._mend,
+            thorough=self._lost_history,
             bound=self._settings.bound,
             bus=self._bus,
             clock=self._clock,
@@ -555,6 +558,7 @@ class Supervisor:
         )
 
     async def _history_lost(self, reason: str) -> None:
+        self._lost_history = True
         self._bus.emit("planner.history_lost", error=reason)
         await self._definitions.to_be_reconciled()
         self._redefined.set()

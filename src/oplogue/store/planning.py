@@ -72,6 +72,13 @@ class Planning:
         self._session.advance_operation_time(event)
         return Stamp(self._term, event, now)
 
+    async def compares_to_the_letter(self, source: Namespace, bound: timedelta) -> bool:
+        """Whether the collection has no collation of its own, by which values that differ may be found equal."""
+        with bounded(bound):
+            database = self._client.get_database(source.database)
+            found = await (await database.list_collections(filter={"name": source.collection})).to_list()
+        return not any("collation" in one["options"] for one in found)
+
     async def plan(
         self,
         tasks: Sequence[PlannedTask],

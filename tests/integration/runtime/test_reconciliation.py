@@ -204,6 +204,22 @@ async def test_a_document_that_is_refused_is_parked_and_the_scan_goes_on(
     assert (await stage.next("planner.parked")).fields["doc_id"] is None
 
 
+async def test_values_are_compared_to_the_letter_in_a_collection_with_a_collation(
+    make_stage: MakeStage, db: AsyncDatabase[Document]
+) -> None:
+    orders = await db.create_collection("orders", collation={"locale": "en", "strength": 1})
+    await orders.insert_one({"_id": 1, "v": "a"})
+    first, second = planner(make_stage), planner(make_stage)
+    await first.app.start()
+    await first.next("reconciliation.finished")
+    await first.app.stop()
+    await db["orders_tasks"].update_one({}, {"$set": {"lastObservedValues": {"v": "A"}}})
+    await second.app.start()
+    await second.app.reconcile()
+    await second.next("reconciliation.finished")
+    assert (await second.record(1)).last_observed_values == {"v": "a"}
+
+
 # -- beside live changes
 
 

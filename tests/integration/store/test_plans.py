@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from bson import Binary, Decimal128, Int64, MaxKey, MinKey, ObjectId, Timestamp
 from pymongo.errors import OperationFailure
-from tests.support.rig import LATER, LEASE, LONG_AGO, SECOND, Rig, is_about
+from tests.support.rig import BOUND, LATER, LEASE, LONG_AGO, SECOND, Rig, is_about
 
 from oplogue.model import states
 from oplogue.model.retry import CronRetry, Exponential, Fixed, RetryPolicy
@@ -984,3 +985,69 @@ async def test_changes_of_one_document_keep_the_newest_time_and_the_last_delete(
     one.later(Change(1, Timestamp(4, 1), Timestamp(4, 1), Timestamp(4, 1)))
     one.later(Change(1, Timestamp(7, 1), Timestamp(7, 1)))
     assert one == Change(1, Timestamp(4, 1), Timestamp(7, 1), Timestamp(4, 1))
+
+
+# -- reconciliations
+
+
+async def plan_lightly(rig: Rig, *tasks: PlannedTask, term: int = 2) -> None:
+    """Plan all documents as a reconciliation does."""
+    stamp = replace(await rig.stamp(*tasks, term=term), lightly=True)
+    await rig.leader(term).plan_where(tasks, {}, stamp, BOUND)
+
+
+async def test_a_light_plan_leaves_records_that_are_unchanged_as_they_are(rig: Rig) -> None:
+    one, other = rig.task("one"), rig.task("other", watch=["status"])
+    await rig.documents.insert_many([{"_id": id_, "status": "paid", "total": 1} for id_ in (1, 2, True, "1")])
+    await rig.plan(one, other)
+    before = await rig.all_rows()
+    await plan_lightly(rig, one, other)
+    assert await rig.all_rows() == before
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        {"lastObservedValues": {"total": 0}},
+        {"lastObservedValues": {"total": True}},
+        {"oplogue__left": True},
+        {"oplogue__parked": True},
+        {"status": "processing"},
+        {"status": "processing_dirty"},
+        {"status": "nonsense"},
+    ],
+    ids=str,
+)
+async def test_a_light_plan_decides_as_any_other_where_something_is_to_be_done(
+    rig: Rig, mark: Document
+) -> None:
+    task = rig.task()
+    await rig.documents.insert_one({"_id": 1, "status": "paid", "total": 1})
+    ended: list[Document] = []
+    for lightly in (False, True):
+        await rig.rows.delete_many({})
+        await rig.plan(task)
+        await rig.run(1, DONE)
+        await rig.edit(**mark)
+        stamp = replace(await rig.stamp(task, term=2), lightly=lightly)
+        await rig.leader(2).plan_where([task], {}, stamp, BOUND)
+        row = await rig.row()
+        ended.append({name: row.get(name) for name in ("status", "lastObservedValues", "attempts")})
+        marks = ("left", "parked", "touched", "term")
+        ended[-1] |= {name: row["oplogue"].get(name) for name in marks}
+    assert ended[0] == ended[1]
+    assert ended[1]["term"] == 2
+
+
+async def test_a_light_plan_makes_records_that_are_missing(rig: Rig) -> None:
+    one, other = rig.task("one"), rig.task("other")
+    await rig.documents.insert_one({"_id": 1, "status": "paid", "total": 1})
+    await rig.plan(one)
+    await plan_lightly(rig, one, other)
+    assert {row["task"] for row in await rig.all_rows()} == {"one", "other"}
+
+
+async def test_whether_a_collection_compares_to_the_letter_is_known(rig: Rig) -> None:
+    assert await rig.leader().compares_to_the_letter(rig.source, BOUND)
+    await rig.db.create_collection("orders", collation={"locale": "en", "strength": 1})
+    assert not await rig.leader().compares_to_the_letter(rig.source, BOUND)
