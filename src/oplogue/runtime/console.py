@@ -67,7 +67,9 @@ class Console:
 
     async def ask_for_loads(self) -> None:
         """Let the live instances say soon how busy they are; else it is as old as their heartbeats."""
-        await self._tell(Topic.LOAD, ())
+        # Where nobody listens nothing is written: to look must not leave a collection behind.
+        if await self.instances.live():
+            await self._tell(Topic.LOAD, ())
 
     async def _tell(self, topic: Topic, names: Iterable[str]) -> None:
         try:

@@ -78,6 +78,13 @@ async def test_before_the_first_start_it_says_that_nobody_is_there(oplogue: Comm
     assert (found["leader"], found["instances"], found["tasks"], found["lag_seconds"]) == (None, [], [], None)
 
 
+async def test_to_look_at_a_database_leaves_nothing_there(
+    oplogue: Command, db: AsyncDatabase[Document]
+) -> None:
+    assert (await oplogue("status")).code == 0
+    assert await db.list_collection_names() == []
+
+
 async def test_it_tells_who_leads_and_what_waits_runs_and_has_failed(shop: Stage, oplogue: Command) -> None:
     found = await document(oplogue)
     assert found["leader"]["id"] == "shop-1"
