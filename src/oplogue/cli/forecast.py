@@ -55,10 +55,10 @@ def _lines(change: TaskChange) -> Iterator[str]:
             yield f"not in this app; {', '.join(change.carried_by)} have it; {kept}"
         else:
             yield f"not in this app, and no live instance has it; {kept}, and nobody runs them"
-    if change.backfill is not None:
+    if change.reconciliation is not None:
         yield (
-            f"reconciliation: {_many(change.backfill.without_record, 'document')} without a record, "
-            f"{_many(change.backfill.changed, 'document')} with other watched values"
+            f"reconciliation: {_many(change.reconciliation.without_record, 'document')} without a record, "
+            f"{_many(change.reconciliation.changed, 'document')} with other watched values"
         )
     if change.reprocesses is not None:
         yield f"reprocessing: {_many(change.reprocesses, 'record')} run again"

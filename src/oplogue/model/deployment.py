@@ -25,7 +25,7 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True)
-class Backfill:
+class Expected:
     """What a reconciliation would plan; None where counting took too long."""
 
     without_record: int | None
@@ -44,7 +44,7 @@ class TaskChange:
     edits: tuple[Edit, ...] = ()
     carried_by: tuple[str, ...] = ()
     """The live instances that have the task."""
-    backfill: Backfill | None = None
+    reconciliation: Expected | None = None
     """None: no reconciliation would be made."""
     reprocesses: int | None = None
     """How many records the new handler version would run again; None: it reprocesses nothing."""
@@ -73,7 +73,7 @@ class Deployment:
     def changes_nothing(self) -> bool:
         """Whether the database is as the code wants it."""
         return not self.indexes and all(
-            change.kind == "unchanged" and change.backfill is None for change in self.tasks
+            change.kind == "unchanged" and change.reconciliation is None for change in self.tasks
         )
 
 

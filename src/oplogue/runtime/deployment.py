@@ -45,8 +45,8 @@ async def _of_code(
 ) -> TaskChange:
     name, source = definition.task, str(definition.source)
     if stored is None:
-        backfill = await forecast.backfill(definition)
-        return TaskChange(name, source, "added", carried_by=_carriers(name, live), backfill=backfill)
+        expected = await forecast.reconciliation(definition)
+        return TaskChange(name, source, "added", carried_by=_carriers(name, live), reconciliation=expected)
     before = stored.planned.definition
     after = in_order_of(definition, before)
     same_trigger = stored.planned.hash == trigger_hash(definition)
@@ -60,7 +60,7 @@ async def _of_code(
         "edited" if edits else "unchanged",
         edits,
         _carriers(name, live),
-        await forecast.backfill(after) if reconciles else None,
+        await forecast.reconciliation(after) if reconciles else None,
         await _reprocessed(before, after, forecast),
         note=warning(
             before, after, _others(name, stored, live), comes_back=revision(definition) in stored.replaced

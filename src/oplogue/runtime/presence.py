@@ -67,7 +67,12 @@ class Presence:
 
     async def start(self) -> None:
         """Announce, then go on announcing."""
-        await self._announce()
+        try:
+            await self._announce()
+        except BaseException:
+            # What a dead instance seems to carry would keep other definitions out of force.
+            await self._leave()
+            raise
         self._task = keep_running("presence", self._loop, bus=self._bus, clock=self._clock)
 
     async def stop(self) -> None:
@@ -76,6 +81,9 @@ class Presence:
             return
         await end(self._task)
         self._task = self.answered_at = None
+        await self._leave()
+
+    async def _leave(self) -> None:
         try:
             await self._instances.leave(self._instance_id)
         except StoreError as error:

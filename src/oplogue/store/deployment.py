@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from oplogue.model.definition import Namespace, TaskDefinition
-from oplogue.model.deployment import Backfill
+from oplogue.model.deployment import Expected
 from oplogue.model.states import RUNNING, Status
 from oplogue.store.connection import Client, bounded, ours
 from oplogue.store.documents import server_time
@@ -27,7 +27,7 @@ class Forecast:
         self._client = client
         self._bound = bound
 
-    async def backfill(self, definition: TaskDefinition) -> Backfill:
+    async def reconciliation(self, definition: TaskDefinition) -> Expected:
         """What a reconciliation of this task would plan: decided by the server as the planner's statements are."""
         now = await server_time(self._client, bound=self._bound) if definition.filter.needs_now else None
         record = {"_id": 0, "v": "$lastObservedValues", "left": "$oplogue.left", "parked": "$oplogue.parked"}
@@ -53,8 +53,8 @@ class Forecast:
 
         found = await self._patiently(count)
         if found is None:
-            return Backfill(None, None)
-        return Backfill(found.get("new", 0), found.get("changed", 0))
+            return Expected(None, None)
+        return Expected(found.get("new", 0), found.get("changed", 0))
 
     async def reprocessed(self, task: str, source: Namespace, *, everything: bool) -> int | None:
         """How many records a new handler version would run again."""

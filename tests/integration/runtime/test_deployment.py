@@ -92,8 +92,8 @@ async def test_a_new_task_is_counted_and_its_indexes_are_named(database_uri: str
     deployment = await app.plan_deployment()
     added = change(deployment)
     assert (added.kind, added.edits, added.carried_by) == ("added", (), ())
-    assert added.backfill is not None
-    assert (added.backfill.without_record, added.backfill.changed) == (7, 0)
+    assert added.reconciliation is not None
+    assert (added.reconciliation.without_record, added.reconciliation.changed) == (7, 0)
     assert {index.name for index in deployment.indexes} >= {"oplogue_record", "oplogue_due"}
     assert not deployment.changes_nothing
 
@@ -111,10 +111,10 @@ async def test_an_edited_filter_is_shown_and_what_it_fills_in_is_what_the_deploy
         ("debounce", "0s", "2s"),
     ]
     assert edited.carried_by == ("first",)
-    assert edited.backfill is not None
-    assert (edited.backfill.without_record, edited.backfill.changed) == (1, 0)
+    assert edited.reconciliation is not None
+    assert (edited.reconciliation.without_record, edited.reconciliation.changed) == (1, 0)
     # Of one watched field less, only the record that had it has other values.
-    bill = change(deployment, "bill").backfill
+    bill = change(deployment, "bill").reconciliation
     assert bill is not None
     assert (bill.without_record, bill.changed) == (0, 1)
     await deployed.app.stop()
@@ -135,7 +135,7 @@ async def test_a_higher_version_says_how_many_records_run_again(
     define(app, version=2, policy=policy)
     edited = change(await app.plan_deployment())
     assert edited.kind == "edited"
-    assert edited.backfill is None
+    assert edited.reconciliation is None
     assert edited.reprocesses == count
     assert (edited.note or "").startswith("instances below version 2 start no more runs") is (
         count is not None
