@@ -91,6 +91,7 @@ class Scene:
             reconcile=nothing,
             deleted=deleted,
             mend=nothing,
+            thorough=False,
             bound=BOUND,
             bus=bus,
             clock=self.clock,
