@@ -11,7 +11,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,17 @@ def main() -> int:
         print(f"there is no benchmark {arguments.only!r}; there are {known}", file=sys.stderr)
         return 2
     scale = arguments.scale
+    now = datetime.now(UTC)
+    path = _HERE / "results" / f"{arguments.name or f'{now:%Y-%m-%dT%H-%M-%S}'}.json"
+
+    def keep(results: Sequence[Result]) -> None:
+        outcome = [_as_json(benchmark, series) for benchmark, series in results]
+        head = {"date": f"{now:%Y-%m-%d}", "machine": _machine(), "scale": scale}
+        path.write_text(json.dumps({**head, "benchmarks": outcome}, indent=1) + "\n")
+
     with start_embedded() as server:
         lab = Lab(server.uri, server.uri_for, scale=scale, server_pid=server.members[0].pid)
-        results = _loop(_run(lab, chosen, arguments.repetitions))
-    path = _HERE / "results" / f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}.json"
-    outcome = [_as_json(benchmark, series) for benchmark, series in results]
-    path.write_text(json.dumps({"machine": _machine(), "scale": scale, "benchmarks": outcome}, indent=1))
+        results = _loop(_run(lab, chosen, arguments.repetitions, keep))
     print(f"\nwritten to bench/results/{path.name}")
     if draw(results, path.with_suffix(".png")):
         print(f"drawn in bench/results/{path.stem}.png")
@@ -60,11 +65,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="benchmarks by number: P3 or P1,P4")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="0.1: a tenth of the documents")
+    parser.add_argument("--name", default="", help="of the results; the date by default")
     parser.add_argument("--full", action="store_true", help="those too that take minutes")
     return parser.parse_args()
 
 
-async def _run(lab: Lab, chosen: Sequence[Benchmark], repetitions: int) -> list[Result]:
+async def _run(
+    lab: Lab, chosen: Sequence[Benchmark], repetitions: int, keep: Callable[[Sequence[Result]], None]
+) -> list[Result]:
     print_head(_machine(), lab.scale)
     results: list[Result] = []
     for benchmark in chosen:
@@ -73,6 +81,7 @@ async def _run(lab: Lab, chosen: Sequence[Benchmark], repetitions: int) -> list[
         verdicts = [judge(target, series) for target in benchmark.targets]
         print_benchmark(benchmark, list(series.values()), verdicts, time.perf_counter() - begun)
         results.append((benchmark, list(series.values())))
+        keep(results)  # a long run that is cut off has left what it measured
     await lab.close()
     return results
 
@@ -91,6 +100,9 @@ async def _take_turns(lab: Lab, benchmark: Benchmark, repetitions: int) -> dict[
             except (VoidError, TimeoutError) as reason:
                 mine.samples.clear()
                 mine.note = f"void: {reason or 'not done in time'}"
+            except Exception as failure:  # noqa: BLE001 - the others' figures are worth having all the same
+                mine.samples.clear()
+                mine.note = f"void: {failure!r}"[:200]
     return series
 
 
@@ -101,7 +113,10 @@ def _as_json(benchmark: Benchmark, series: Sequence[Series]) -> dict[str, Any]:
         "id": benchmark.id,
         "title": benchmark.title,
         "contestants": [one.as_json() for one in series],
-        "targets": [{"text": one.text, "value": one.value, "met": one.met} for one in verdicts],
+        "targets": [
+            {"text": one.text, "op": target.op, "limit": target.limit, "value": one.value, "met": one.met}
+            for target, one in zip(benchmark.targets, verdicts, strict=True)
+        ],
     }
 
 

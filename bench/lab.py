@@ -22,10 +22,11 @@ from oplogue import App
 Document = dict[str, Any]
 WAITING = ("getMore",)
 """Commands of cursors that wait at the server for something to happen."""
-_UNFINISHED = {
+UNFINISHED = {
     "status": {"$in": ["pending", "processing", "processing_dirty"]},
     "nextRunAt": {"$type": "date"},
 }
+"""Records that are pending or running: none of a kept million is among them."""
 _PATIENCE = 120.0
 
 
@@ -130,7 +131,7 @@ class Lab:
         records = database[f"{collection}_tasks"]
 
         async def done() -> bool:
-            return await records.find_one(_UNFINISHED, {"_id": 1}) is None
+            return await records.find_one(UNFINISHED, {"_id": 1}) is None
 
         await until(done, every=0.005)
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
+from pymongo import ReplaceOne
 from pymongo.asynchronous.database import AsyncDatabase
 
 from bench import floors
-from bench.lab import Document, Lab, insert, until
+from bench.lab import Document, Lab, insert, order, until
 from bench.model import Benchmark, Contestant, Sample, Target, VoidError
 from oplogue import App, Context
 from oplogue.model.events import Event
+from oplogue.runtime.planner import Planner
+from oplogue.store.stream import Position
 
 COUNT = 20_000
 MATCHING = 500
@@ -24,11 +28,11 @@ async def _bare(lab: Lab) -> Sample:
 
 
 async def _oplogue(lab: Lab) -> Sample:
-    """New records; then events that change nothing; then documents that leave their filter."""
+    """New records; events that change nothing, after a change of leader and within a term; changed ones; leavers."""
     count = lab.size(COUNT)
     async with lab.database() as database:
         await _reconcile(lab, database)
-        orders, records = database["orders"], database["orders_tasks"]
+        records = database["orders_tasks"]
 
         async def all_there() -> bool:
             return await records.estimated_document_count() == count
@@ -39,17 +43,31 @@ async def _oplogue(lab: Lab) -> Sample:
         async def as_counted() -> bool:
             return True
 
+        async def change(status: str) -> None:
+            await database["orders"].update_many({}, {"$set": {"status": status}})
+
         new = await _planned(lab, database, count, lambda: insert(database, count), all_there)
+        taken_over = await _planned(lab, database, count, lambda: _replace(database, count, 1), as_counted)
+        unchanged = await _planned(
+            lab, database, count, lambda: _replace(database, count, 2), as_counted, in_office=True
+        )
+        changed = await _planned(lab, database, count, lambda: change("done"), as_counted)
+        leaving = await _planned(lab, database, count, lambda: change("open"), all_left)
+        return {
+            "new per s": new,
+            "unchanged per s": unchanged,
+            "unchanged, new leader per s": taken_over,
+            "changed per s": changed,
+            "leaving per s": leaving,
+        }
 
-        async def touch() -> None:
-            await orders.update_many({}, {"$set": {"status": "done"}})
 
-        async def leave() -> None:
-            await orders.update_many({}, {"$set": {"status": "open"}})
-
-        unchanged = await _planned(lab, database, count, touch, as_counted)
-        leaving = await _planned(lab, database, count, leave, all_left)
-        return {"new per s": new, "unchanged per s": unchanged, "leaving per s": leaving}
+async def _replace(database: AsyncDatabase[Document], count: int, total: int) -> None:
+    """Replacements come as events whatever they change; no watched value is another afterwards."""
+    for first in range(0, count, 1_000):
+        numbers = range(first, min(first + 1_000, count))
+        writes = [ReplaceOne({"_id": number}, {**order(number), "total": -total}) for number in numbers]
+        await database["orders"].bulk_write(writes, ordered=False)
 
 
 async def _reconcile(lab: Lab, database: AsyncDatabase[Document]) -> None:
@@ -69,14 +87,22 @@ async def _planned(
     count: int,
     write: Callable[[], Awaitable[None]],
     shown: Callable[[], Awaitable[bool]],
+    *,
+    in_office: bool = False,
 ) -> float:
-    """Write while no instance runs, then plan it all; documents per second after the first batch.
+    """Write while nobody plans, then plan it all; documents per second after the first batch.
 
-    Events that the instance before had planned and not noted as planned come again: they are counted as work, so
-    the records must show the end too.
+    Nobody plans because no instance runs; or, ``in_office``, because the one that has planned it all before waits
+    for the end of the writes. Events that the instance before had planned and not noted as planned come again: they
+    are counted as work, so the records must show the end too.
     """
-    await write()
     batches: list[tuple[float, int]] = []
+
+    async def all_planned() -> bool:
+        return sum(planned for _, planned in batches) >= count and await shown()
+
+    if not in_office:
+        await write()
     async with lab.app(database.name, concurrency=0) as app:
         _register(app, "t", {"status": {"$in": ["paid", "done"]}})
 
@@ -85,13 +111,33 @@ async def _planned(
             batches.append((time.perf_counter(), event.fields["count"]))
 
         await app.start()
-
-        async def all_planned() -> bool:
-            return sum(planned for _, planned in batches) >= count and await shown()
-
+        if in_office:
+            await _replace(database, count, 0)
+            await until(all_planned, every=0.01)
+            async with _planner_at_rest():
+                batches.clear()
+                await write()
         await until(all_planned, every=0.01)
     timed = sum(planned for _, planned in batches[1:])
     return timed / (batches[-1][0] - batches[0][0]) if timed else 0.0
+
+
+@asynccontextmanager
+async def _planner_at_rest() -> AsyncIterator[None]:
+    """Inside, this process's leader stays in office and plans nothing: what is written gathers."""
+    step, go_on = Planner.step, asyncio.Event()
+
+    async def held(planner: Planner, patience: float) -> Position | None:
+        await go_on.wait()
+        return await step(planner, patience)
+
+    Planner.step = held  # type: ignore[method-assign]
+    try:
+        await asyncio.sleep(1.5)  # until the step that is under way has ended
+        yield
+    finally:
+        Planner.step = step  # type: ignore[method-assign]
+        go_on.set()
 
 
 def _register(app: App, name: str, condition: dict[str, Any]) -> None:

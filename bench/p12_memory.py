@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.lab import Lab, insert, resident, until
+from bench.lab import UNFINISHED, Lab, insert, resident, until
 from bench.model import Benchmark, Contestant, Sample, Target
 from bench.worker import worker
 
@@ -17,7 +17,8 @@ async def _oplogue(lab: Lab) -> Sample:
 
         async def through(number: int) -> float:
             async def done() -> bool:
-                return await records.count_documents({"status": "completed"}) >= number
+                planned = await records.estimated_document_count()
+                return planned >= number and await records.find_one(UNFINISHED, {"_id": 1}) is None
 
             await until(done, every=0.2)
             return resident(process.pid)

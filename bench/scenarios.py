@@ -74,8 +74,10 @@ async def latency(lab: Lab, writes: int) -> Sample:
         return spread(latencies)
 
 
-async def burst(lab: Lab, count: int, slots: int, *, await_seconds: float = 0, kept: int = 0) -> Sample:
-    """From the first insert until every outcome is written, the whole way live."""
+async def burst(
+    lab: Lab, count: int, slots: int, *, await_seconds: float = 0, kept: int = 0, scrape: bool = False
+) -> Sample:
+    """From the first insert until every outcome is written, the whole way live; then, if asked, a scrape."""
     async with lab.database() as database, lab.app(database.name, concurrency=slots) as app:
         ledger = Ledger()
         register(app, ledger, await_seconds=await_seconds)
@@ -93,23 +95,19 @@ async def burst(lab: Lab, count: int, slots: int, *, await_seconds: float = 0, k
         took = time.perf_counter() - begun
         used = stop(count)
         ledger.check([*range(count), *range(-10, 0)])
-        return {"per s": count / took, "insert s": inserted, **used}
+        scraped = {"scrape ms": await _scraped(app)} if scrape else {}
+        return {"per s": count / took, "insert s": inserted, **used, **scraped}
 
 
-async def scrapes(lab: Lab, count: int, *, kept: int = 0) -> Sample:
-    """Answers to Prometheus, so far apart that each asks the database anew."""
-    async with lab.database() as database, lab.app(database.name, concurrency=0) as app:
-        register(app, Ledger())
-        await app.start()
-        if kept:
-            await _keep_completed(database, kept)
-        latencies: list[float] = []
-        for _ in range(count):
-            await asyncio.sleep(_GAUGES_KEPT)
-            begun = time.perf_counter()
-            assert await app.get_prometheus_metrics()
-            latencies.append((time.perf_counter() - begun) * 1000)
-        return spread(latencies)
+async def _scraped(app: App) -> float:
+    """The median of answers to Prometheus, so far apart that each asks the database anew."""
+    took: list[float] = []
+    for _ in range(5):
+        await asyncio.sleep(_GAUGES_KEPT)
+        begun = time.perf_counter()
+        assert await app.get_prometheus_metrics()
+        took.append((time.perf_counter() - begun) * 1000)
+    return sorted(took)[len(took) // 2]
 
 
 async def shared_burst(lab: Lab, count: int, slots: int, tasks: int) -> Sample:

@@ -41,6 +41,8 @@ from oplogue.store.faults import StoreError, describe
 from oplogue.store.tasks import Look
 
 _MOST_AHEAD = 1_000
+_MOST_AT_ONCE = 1_000
+"""Larger claims come home later, and save nothing: the next is on its way while this one's handlers run."""
 _LEAST_AHEAD, _FURTHEST_AHEAD = 0.1, 1.0
 _FIRST_IDLE = 0.5
 _CANCEL_AGAIN = 0.5
@@ -212,7 +214,7 @@ class Executor:
         ahead = min(_MOST_AHEAD, int(self._settler.rate * self._ahead))
         room = slots + ahead - len(self._running) - len(self._buffer)
         starving = not self._buffer and len(self._running) < slots
-        return room if starving or room * 4 >= slots + ahead else 0
+        return min(room, _MOST_AT_ONCE) if starving or room * 4 >= slots + ahead else 0
 
     async def _claim_round(self, room: int) -> tuple[bool, float]:
         """Look and claim once: whether anything was found, and how long until something will be due."""

@@ -174,8 +174,8 @@ class Follower:
                 await self._reopen(error)
                 continue
             await self._take(batch)
-            if not batch.is_full and self._pace.rest:
-                await self._clock.sleep(self._pace.rest)
+            # At the least the planner's turn: its statement goes out before the next read is built.
+            await self._clock.sleep(0 if batch.is_full else self._pace.rest)
 
     async def _reopen(self, error: BaseException | None) -> None:
         """Open at the acknowledged position; by token while failures pass, then by time, then afresh."""

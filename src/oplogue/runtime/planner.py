@@ -48,6 +48,7 @@ from oplogue.store.stream import Batch, Event, Kind, Position
 
 _MOST_IN_HAND = 20_000
 _BATCH, _LEAST_BATCH = 2_000, 20
+_WORTH_TWO = 200
 _PATIENT = timedelta(seconds=1)
 _PATIENT_PER_DOCUMENT = timedelta(milliseconds=2)
 _REFUSALS = 3
@@ -383,15 +384,39 @@ class Planner:
             others = [id_ for id_ in others if key_of(id_) in known]
         if new:
             await self._send(lambda: self._planning.plan(tasks, new, stamp, bound, all_new=True))
-            self._wake(names)
+            await self._wake_first(names)
         if others:
-            await self._send(lambda: self._planning.plan(tasks, others, stamp, bound))
-            self._wake(names)
-            # The workers' look goes out before the next statement is built.
-            await self._clock.sleep(0)
+            await self._plan_side_by_side(tasks, others, stamp, bound)
+            await self._wake_first(names)
             if recorded is None:
                 recorded = await self._send(lambda: self._planning.recorded(tasks, others, stamp, bound))
             await self._send(lambda: self._planning.mark_left(tasks, recorded, stamp, bound))
+
+    async def _plan_side_by_side(
+        self, tasks: list[PlannedTask], ids: list[Any], stamp: Stamp, bound: timedelta
+    ) -> None:
+        """Many in two statements at once, of different documents: the server decides for each record, one by one.
+
+        Whatever becomes of one, both have ended when this returns.
+        """
+        middle = len(ids) // 2 if len(ids) >= _WORTH_TWO else 0
+        sent = [
+            self._send(
+                lambda half=half, beside=beside: self._planning.plan(tasks, half, stamp, bound, beside=beside)
+            )
+            for half, beside in ((ids[:middle], True), (ids[middle:], False))
+            if half
+        ]
+        ends = await asyncio.gather(*sent, return_exceptions=True)
+        errors = [end for end in ends if end is not None]
+        # A statement that stalled may still be at work: it is waited out before anything is sent again.
+        for error in sorted(errors, key=is_stalled, reverse=True):
+            raise error
+
+    async def _wake_first(self, names: Iterable[str]) -> None:
+        """The workers' look goes out before anything else is done here."""
+        self._wake(names)
+        await self._clock.sleep(0)
 
     async def _send(self, statement: Callable[[], Awaitable[Sent]]) -> Sent:
         """Send it until it goes through; one that stalls is not sent again here."""

@@ -58,11 +58,14 @@ class Planning:
     def __init__(self, client: Client, term: int) -> None:
         self._client = client
         self._term = term
+        # A session takes one operation at a time: the second is for statements that are sent beside another.
         self._session: AsyncClientSession = client.start_session(causal_consistency=True)
+        self._beside: AsyncClientSession = client.start_session(causal_consistency=True)
 
     async def close(self) -> None:
-        """End the session."""
+        """End the sessions."""
         await self._session.end_session()
+        await self._beside.end_session()
 
     async def stamp(self, tasks: Iterable[PlannedTask], event: Timestamp, bound: timedelta) -> Stamp:
         """What marks a batch: the term, its newest event, and the server's time where a filter asks for it."""
@@ -70,6 +73,7 @@ class Planning:
         now: datetime | None = await server_time(self._client, bound=bound) if needs_now else None
         # Reads after this see at least what the event announced.
         self._session.advance_operation_time(event)
+        self._beside.advance_operation_time(event)
         return Stamp(self._term, event, now)
 
     async def compares_to_the_letter(self, source: Namespace, bound: timedelta) -> bool:
@@ -87,9 +91,11 @@ class Planning:
         bound: timedelta,
         *,
         all_new: bool = False,
+        beside: bool = False,
     ) -> None:
-        """Plan these documents for all tasks of their collection."""
-        await self.plan_where(tasks, {"_id": {"$in": list(ids)}}, stamp, bound, all_new=all_new)
+        """Plan these documents for all tasks of their collection; ``beside`` another such statement."""
+        selection = {"_id": {"$in": list(ids)}}
+        await self.plan_where(tasks, selection, stamp, bound, all_new=all_new, beside=beside)
 
     async def plan_where(
         self,
@@ -99,6 +105,7 @@ class Planning:
         bound: timedelta,
         *,
         all_new: bool = False,
+        beside: bool = False,
     ) -> bool:
         """Plan a selection of documents; whether all were as new as they were expected to be."""
         source = tasks[0].definition.source
@@ -110,7 +117,8 @@ class Planning:
                 pass  # Some have a record: decided below, where those inserted just now are found unchanged.
             else:
                 return True
-        await self._aggregate(source, plans.plan_pipeline(tasks, selection, source.tasks, stamp), bound)
+        pipeline = plans.plan_pipeline(tasks, selection, source.tasks, stamp)
+        await self._aggregate(source, pipeline, bound, beside=beside)
         return False
 
     async def mark_deleted(
@@ -215,7 +223,9 @@ class Planning:
         """The task records of a collection, whose ids look as those of its events."""
         return ours(self._client, source.tasks).with_options(codec_options=PLAIN)
 
-    async def _aggregate(self, source: Namespace, pipeline: plans.Pipeline, bound: timedelta) -> None:
+    async def _aggregate(
+        self, source: Namespace, pipeline: plans.Pipeline, bound: timedelta, *, beside: bool = False
+    ) -> None:
         documents = self._client.get_database(source.database).get_collection(
             source.collection,
             codec_options=bson.DEFAULT_CODEC_OPTIONS,
@@ -225,5 +235,6 @@ class Planning:
             write_concern=MAJORITY,
         )
         with bounded(bound):
-            cursor = await documents.aggregate(pipeline, session=self._session, allowDiskUse=True)
+            session = self._beside if beside else self._session
+            cursor = await documents.aggregate(pipeline, session=session, allowDiskUse=True)
             await cursor.to_list()

@@ -42,13 +42,14 @@ class Troubled(Planning):
         bound: timedelta,
         *,
         all_new: bool = False,
+        beside: bool = False,
     ) -> None:
         """Plan, or fail."""
         for task in tasks:
             for id_ in ids:
                 if (task.definition.task, id_) in self.trouble:
                     raise self.trouble[task.definition.task, id_]
-        await super().plan(tasks, ids, stamp, bound, all_new=all_new)
+        await super().plan(tasks, ids, stamp, bound, all_new=all_new, beside=beside)
 
 
 class Hurried(Clock):
