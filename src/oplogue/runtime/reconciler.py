@@ -184,7 +184,7 @@ class Reconciler:
             documents=so_far.documents,
             estimate=so_far.estimate,
             per_second=round(so_far.per_second, 1),
-            seconds_left=None if so_far.remaining is None else so_far.remaining.total_seconds(),
+            seconds_left=None if so_far.remaining is None else round(so_far.remaining.total_seconds(), 1),
         )
 
     async def _end(self, scan: _Scan) -> None:
