@@ -2,8 +2,8 @@
 
 ::
 
-    Leader ── in office ──▶ Follower ──▶ Planner ──▶ records ──▶ Executor ──▶ handlers
-                               └──▶ Reconciler                      └──▶ LeaseBook ◀── RenewalThread
+    Leader ── in office ──▶ Government ──▶ records ──▶ Executor ──▶ handlers
+                                                          └──▶ LeaseBook ◀── RenewalThread
 
 No part knows another; what one tells the other goes through here.
 """
@@ -11,7 +11,7 @@ No part knows another; what one tells the other goes through here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -19,30 +19,24 @@ from oplogue.clock import Clock
 from oplogue.model.definition import Namespace, Task
 from oplogue.model.health import Phase, Vitals
 from oplogue.runtime.bus import Bus
-from oplogue.runtime.census import Census
 from oplogue.runtime.context import Moment, Run, Scope
 from oplogue.runtime.desk import Desk
 from oplogue.runtime.executor import Executor
-from oplogue.runtime.follower import PATIENCE, Follower
+from oplogue.runtime.government import Government
 from oplogue.runtime.janitor import Janitor
-from oplogue.runtime.lag import StreamLag
 from oplogue.runtime.leader import Leader
 from oplogue.runtime.leases import LeaseBook
 from oplogue.runtime.lock import Lock
 from oplogue.runtime.messenger import Messenger
 from oplogue.runtime.meter import Meter
 from oplogue.runtime.monitor import Here, Monitor
-from oplogue.runtime.office import Office
 from oplogue.runtime.overview import Overview
-from oplogue.runtime.parts import check_cancelled, end, keep_running, report
-from oplogue.runtime.planner import Planner
+from oplogue.runtime.parts import report
 from oplogue.runtime.presence import Presence
 from oplogue.runtime.pulse import Pulse
 from oplogue.runtime.quiet import Quiet
 from oplogue.runtime.reactive import Controls, ReactiveSource
-from oplogue.runtime.reconciler import Reconciler
 from oplogue.runtime.renewal import LoopRenewal, Renewal, ThreadRenewal
-from oplogue.runtime.reprocessor import Reprocessor
 from oplogue.runtime.settings import Settings
 from oplogue.runtime.threads import HandlerThreads
 from oplogue.store import Client, ClusterTime
@@ -51,26 +45,21 @@ from oplogue.store.backlog import Backlog
 from oplogue.store.cleanup import Cleanup
 from oplogue.store.connection import check_server
 from oplogue.store.controls import Controls as StoredControls
-from oplogue.store.definitions import Definitions, StoredTask
+from oplogue.store.definitions import Definitions
 from oplogue.store.documents import SourceDocuments
-from oplogue.store.evolution import Evolution
-from oplogue.store.faults import StoreError
-from oplogue.store.fields import list_in
+from oplogue.store.faults import StoreError, persisting
 from oplogue.store.instances import Instances, Load
 from oplogue.store.leadership import Leadership
 from oplogue.store.locks import Locks
 from oplogue.store.operations import Operations
-from oplogue.store.planning import Planning
 from oplogue.store.privileges import check_stream, permitted
-from oplogue.store.ranges import Range
 from oplogue.store.scans import Scans
 from oplogue.store.signals import Signal, Signals, Topic
-from oplogue.store.stream import operation_time
 from oplogue.store.tasks import TaskRecords
 from oplogue.store.totals import Totals
 
 _PATIENCE = timedelta(seconds=5)
-_DEFINITIONS_EVERY = 10.0
+_START_PATIENCE = 10.0
 
 
 class Supervisor:
@@ -109,14 +98,6 @@ class Supervisor:
             bus=bus,
             clock=clock,
         )
-        self._leader = Leader(
-            leadership=self._leadership, govern=self._govern, settings=settings, bus=bus, clock=clock
-        )
-        self._governing = asyncio.Event()
-        self._redefined = asyncio.Event()
-        self._since: ClusterTime | None = None
-        self._lost_history = False
-        self._lag: StreamLag | None = None
         self._instances = Instances(client, self._globals, bound=settings.bound)
         self._controls = StoredControls(client, self._globals, bound=settings.bound)
         self._presence = Presence(
@@ -159,9 +140,28 @@ class Supervisor:
             bus=bus,
             clock=clock,
         )
+        self._government = Government(
+            client=client,
+            globals_=self._globals,
+            definitions=self._definitions,
+            leadership=self._leadership,
+            scans=self._scans,
+            instances=self._instances,
+            janitor=self.janitor,
+            wake=self._wake,
+            settings=settings,
+            bus=bus,
+            clock=clock,
+        )
+        self._leader = Leader(
+            leadership=self._leadership,
+            govern=self._government.govern,
+            settings=settings,
+            bus=bus,
+            clock=clock,
+        )
         self.monitor: Monitor = self._make_monitor()
         """What is measured."""
-        self._evolution = Evolution(client, self._globals, bound=settings.bound)
         self._errands: set[asyncio.Task[None]] = set()
         self._throttling = asyncio.Lock()
         self._renewal = self._make_renewal(renewal_uri)
@@ -175,9 +175,9 @@ class Supervisor:
         self._phase = Phase.STARTING
         self._pulse.start()
         with permitted():
-            await self._check()
-            await self._ensure_indexes()
-            await self._presence.start()
+            await self._patiently(self._check)
+            await self._patiently(self._ensure_indexes)
+            await self._patiently(self._presence.start)
         await self._messenger.start(self._settings.bound.total_seconds())
         self._messenger.say(Topic.PRESENCE)
         await self.janitor.start()
@@ -187,7 +187,7 @@ class Supervisor:
         await self._leader.start()
         if self._leader.leads:
             # What is written after start() is seen at once, not by the reconciliation.
-            await self._clock.wait(self._governing, self._settings.lease.total_seconds())
+            await self._government.begun(self._settings.lease.total_seconds())
         self._phase = Phase.STARTED
         self._bus.emit("instance.started")
 
@@ -227,6 +227,11 @@ class Supervisor:
             renewal_silent=since(self._renewal.round_at),
             database_silent=since(self._presence.answered_at),
         )
+
+    async def _patiently(self, step: Callable[[], Awaitable[None]]) -> None:
+        """No lease runs yet: what took longer than a lease would allow is tried again."""
+        deadline = self._clock.monotonic() + _START_PATIENCE
+        await persisting(step, self._clock, until=lambda: self._clock.monotonic() >= deadline)
 
     async def _check(self) -> None:
         """What only the server can say."""
@@ -325,13 +330,15 @@ class Supervisor:
         ).reached()
 
     async def _planned_to(self) -> ClusterTime | None:
-        if self._lag is not None and self._lag.planned_to is not None:
-            return self._lag.planned_to
+        lag = self._government.lag
+        if lag is not None and lag.planned_to is not None:
+            return lag.planned_to
         return await self._leadership.saved_time()
 
     def _here(self) -> Here:
         load = Load(self._settings.concurrency, self._executor.slots_in_use)
-        return Here(load, self._leader.leads, None if self._lag is None else self._lag.behind)
+        lag = self._government.lag
+        return Here(load, self._leader.leads, None if lag is None else lag.behind)
 
     def _stop_renewal(self, run: Run) -> None:
         self._leases.drop(run)
@@ -377,13 +384,13 @@ class Supervisor:
         await self._tell(Topic.CONTROLS, names)
 
     def _tell_redefined(self) -> None:
-        self._redefined.set()
+        self._government.redefine()
         self._messenger.say(Topic.DEFINITIONS)
 
     def _missed_signals(self) -> None:
         """Anything may have been said: look once, stand for election once."""
         self._executor.wake(task.name for task in self._tasks)
-        self._redefined.set()
+        self._government.redefine()
         self._leader.vacated()
 
     def _heard(self, signal: Signal) -> None:
@@ -395,122 +402,13 @@ class Supervisor:
             case Topic.RESUMED:
                 self._executor.resume(signal.tasks)
             case Topic.DEFINITIONS:
-                self._redefined.set()
+                self._government.redefine()
             case Topic.PRESENCE:
                 self._presence.alone = False
             case Topic.LOAD:
                 self._run_errand(self._presence.note_load(), "presence")
             case Topic.VACANCY:
                 self._leader.vacated()
-
-    # -- in office
-
-    async def _govern(self, office: Office) -> None:
-        """Plan for all instances until the office is lost; start over when definitions change."""
-        planning = Planning(self._client, office.term.number)
-        self._lag = StreamLag(self._clock, patience=PATIENCE)
-        self._lost_history = False
-        self._bus.emit("planner.started", term=office.term.number)
-        counting = self._keep_counting()
-        try:
-            while True:
-                self._redefined.clear()
-                await self._govern_by(await self._in_force(), planning, office)
-        finally:
-            await end(counting)
-            self._governing.clear()
-            self._lag = None
-            self._bus.emit("planner.stopped", term=office.term.number)
-            await planning.close()
-
-    async def _in_force(self) -> list[StoredTask]:
-        """The definitions of all instances. One that the saved position does not cover is to be reconciled."""
-        stored = await self._definitions.all()
-        position = await self._leadership.saved()
-        covered = set(list_in((position or {}).get("covers")))
-        uncovered = [task for task in stored if task.reconciled and task.planned.hash not in covered]
-        # Where a user wants no backfill of a changed trigger, the events since the change are enough.
-        self._since = min(filter(None, map(_unfilled_since, uncovered)), default=None)
-        passed_over = [task.name for task in uncovered if _unfilled_since(task) is None]
-        if passed_over:
-            await self._definitions.to_be_reconciled(passed_over)
-            stored = await self._definitions.all()
-        return stored
-
-    async def _govern_by(self, stored: Sequence[StoredTask], planning: Planning, office: Office) -> None:
-        if not stored:
-            self._governing.set()
-            await self._clock.wait(self._redefined, None)
-            return
-        planner = Planner(
-            tasks=[task.planned for task in stored],
-            office=office,
-            planning=planning,
-            wake=self._wake,
-            reconcile=self._reconcile,
-            deleted=self.janitor.deleted,
-            mend=self._mend,
-            thorough=self._lost_history,
-            bound=self._settings.bound,
-            bus=self._bus,
-            clock=self._clock,
-        )
-        assert self._lag is not None  # in office
-        follower = Follower(
-            lag=self._lag,
-            client=self._client,
-            tasks=[task.planned for task in stored],
-            office=office,
-            planner=planner,
-            leadership=self._leadership,
-            background=self._reconciler(stored, planner, office),
-            history_lost=self._history_lost,
-            bound=self._settings.bound,
-            bus=self._bus,
-            clock=self._clock,
-        )
-        await follower.open(self._since)
-        self._governing.set()
-        watching = asyncio.create_task(self._watch_definitions(stored), name="oplogue-definitions")
-        reprocessing = self._keep_reprocessing(office)
-        try:
-            await follower.follow(self._redefined)
-        finally:
-            await end(watching, reprocessing)
-
-    def _keep_reprocessing(self, office: Office) -> asyncio.Task[None]:
-        reprocessor = Reprocessor(
-            evolution=self._evolution,
-            instances=self._instances,
-            wake=self._wake,
-            office=office,
-            bus=self._bus,
-            clock=self._clock,
-        )
-        return keep_running("reprocessing", reprocessor.run, bus=self._bus, clock=self._clock)
-
-    def _keep_counting(self) -> asyncio.Task[None]:
-        census = Census(
-            definitions=self._definitions,
-            instances=self._instances,
-            lease=self._settings.lease,
-            bus=self._bus,
-            clock=self._clock,
-        )
-        return keep_running("census", census.run, bus=self._bus, clock=self._clock)
-
-    async def _watch_definitions(self, known: Sequence[StoredTask]) -> None:
-        """The net below the signal that definitions have changed."""
-        while not self._redefined.is_set():
-            await self._clock.sleep(_DEFINITIONS_EVERY)
-            try:
-                now = await self._definitions.all()
-            except StoreError as error:
-                check_cancelled()
-                report(self._bus, "definitions", error)
-                continue
-            if _defined(now) != _defined(known) or _unreconciled(now) - _unreconciled(known):
-                self._redefined.set()
 
     def lock(self, key: str, expire_in: timedelta, max_wait: timedelta) -> Lock:
         """A named lock of the whole cluster."""
@@ -522,57 +420,3 @@ class Supervisor:
             max_wait=max_wait,
             clock=self._clock,
         )
-
-    async def _mend(self, source: Namespace, names: Sequence[str]) -> None:
-        """Somebody dropped the records: their indexes are made again, and all documents planned again."""
-        records = TaskRecords(self._client, source, globals_=self._globals, bound=self._settings.bound)
-        await records.ensure_indexes()
-        await self._reconcile(names)
-
-    async def _reconcile(self, names: Sequence[str]) -> None:
-        await self._definitions.to_be_reconciled(names)
-        self._redefined.set()
-
-    def _reconciler(self, stored: Sequence[StoredTask], planner: Planner, office: Office) -> Reconciler:
-        async def plan(tasks: Sequence[StoredTask], following: Range) -> None:
-            source = tasks[0].planned.definition.source
-
-            async def ids() -> list[Any]:
-                return await self._scans.ranges.ids(source, following)
-
-            now = await operation_time(self._client, bound=self._settings.bound)
-            await planner.plan_range([task.planned for task in tasks], following.selection(), ids, now)
-
-        return Reconciler(
-            tasks=[task for task in stored if not task.reconciled],
-            plan=plan,
-            holds=planner.holds,
-            scans=self._scans,
-            definitions=self._definitions,
-            finished=self.janitor.reconciled,
-            overtaken=self._redefined.set,
-            office=office,
-            pace=self._settings.pace,
-            bus=self._bus,
-            clock=self._clock,
-        )
-
-    async def _history_lost(self, reason: str) -> None:
-        self._lost_history = True
-        self._bus.emit("planner.history_lost", error=reason)
-        await self._definitions.to_be_reconciled()
-        self._redefined.set()
-
-
-def _unfilled_since(task: StoredTask) -> ClusterTime | None:
-    wanted = task.planned.definition.evolution.reconcile_on_trigger_change
-    return None if wanted else task.defined_at
-
-
-def _defined(tasks: Iterable[StoredTask]) -> set[tuple[str, str]]:
-    return {(task.name, task.revision) for task in tasks}
-
-
-def _unreconciled(tasks: Iterable[StoredTask]) -> set[tuple[str, int]]:
-    """What is to be met; a request that came while an older one is being met is another."""
-    return {(task.name, task.epoch) for task in tasks if not task.reconciled}

@@ -434,3 +434,24 @@ async def test_a_dropped_database_is_survived(make_stage: MakeStage, db: AsyncDa
     await stage.next("task.completed", doc_id=2)
     await db["orders"].insert_one({"_id": 1})
     await stage.next("task.completed", doc_id=1)
+
+
+async def test_a_short_lease_does_not_shorten_the_patience_of_a_start(
+    make_stage: MakeStage, client: AsyncMongoClient[Document], db: AsyncDatabase[Document]
+) -> None:
+    stage = make_stage(lease="1s")
+    define(stage)
+    # Longer than an operation under such a lease may take.
+    slow = {"failCommands": ["update"], "blockConnection": True, "blockTimeMS": 800}
+    await client.admin.command(
+        {
+            "configureFailPoint": "failCommand",
+            "mode": {"times": 1},
+            "data": {**slow, "namespace": f"{db.name}._oplogue_globals"},
+        }
+    )
+    try:
+        await stage.app.start()
+        assert stage.app.health().ready
+    finally:
+        await client.admin.command({"configureFailPoint": "failCommand", "mode": "off"})
