@@ -5,11 +5,12 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench faults clean
+.PHONY: help demo test check bench faults soak guarantees clean
 
 PYTHON ?= python3
 ARGS ?=
 ROW ?=
+MINUTES ?= 60
 
 UV := .tools/bin/uv
 BIN := .venv/bin
@@ -24,7 +25,7 @@ export UV_PYTHON_DOWNLOADS := never
 HIDE_ADDRESSES := 2>&1 | sed -E 's,[a-z]+://[^[:space:]]+,[address],g'
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(MONGOD_READY) ## an example shop on a MongoDB of its own: watch tasks flow
 	@$(BIN)/oplogue demo $(ARGS)
@@ -46,6 +47,12 @@ bench: $(BENCH_READY) $(MONGOD_READY) ## measure; prints figures; make bench ONL
 faults: $(TOOLS_READY) $(MONGOD_READY) ## the fault matrix: killed and frozen processes, lost connections
 	@if [ ! -d tests/faults ]; then echo "make faults: there is no folder tests/faults/ yet" >&2; exit 2; fi
 	@$(BIN)/pytest tests/faults --row=$(ROW) $(ARGS)
+
+soak: $(TOOLS_READY) $(MONGOD_READY) ## mixed faults for an hour; make soak MINUTES=5 for less
+	@$(BIN)/pytest tests/faults --minutes=$(MINUTES) $(ARGS)
+
+guarantees: $(TOOLS_READY) ## put the figures of the last full run of the fault matrix into docs/
+	@$(BIN)/python -m tests.faults.publish
 
 clean: ## remove everything that this file installed, and caches
 	@rm -rf .venv .tools .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist

@@ -36,6 +36,7 @@ from oplogue.model.payloads import (
     TaskThrottled,
     TaskVersion,
     TermEvent,
+    WeakClient,
 )
 
 __all__ = [
@@ -66,4 +67,5 @@ __all__ = [
     "TasksCounted",
     "TasksEvent",
     "TermEvent",
+    "WeakClient",
 ]

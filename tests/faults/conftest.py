@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,12 +24,19 @@ MakeScene = Callable[..., Scene]
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="the full counts of the fault matrix")
     parser.addoption("--row", default="", help="only these rows of the fault matrix, separated by commas")
+    parser.addoption("--minutes", type=float, default=None, help="run the soak, for so long")
     parser.addoption("--seed", type=int, default=None, help="the seed of the fault matrix")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--seed", default=None) is None:
+        config.option.seed = int.from_bytes(os.urandom(2), "big")
     config.addinivalue_line("markers", "faults: a row of the fault matrix")
     config.addinivalue_line("markers", "row(number, title): which row of the fault matrix this is")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"fault matrix: --seed {config.getoption('--seed')}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -41,10 +48,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             kept.append(item)
             continue
         item.add_marker(pytest.mark.faults)
-        item.add_marker(pytest.mark.timeout(1800 if config.getoption("--full", default=False) else 120))
-        if not rows or _is_of(item, rows):
+        item.add_marker(pytest.mark.timeout(_limit(config)))
+        soaks = config.getoption("--minutes", default=None) is not None
+        if soaks == ("soak" in item.nodeid) and (not rows or _is_of(item, rows)):
             kept.append(item)
     items[:] = kept
+
+
+def _limit(config: pytest.Config) -> float:
+    """Seconds that a row may take."""
+    minutes: float | None = config.getoption("--minutes", default=None)
+    if minutes is not None:
+        return 60 * minutes + 900
+    return 1800 if config.getoption("--full", default=False) else 120
 
 
 def _is_of(item: pytest.Item, rows: list[str]) -> bool:
@@ -70,19 +86,43 @@ def full(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="session")
+def minutes(request: pytest.FixtureRequest) -> float:
+    """How long the soak takes."""
+    given: float | None = request.config.getoption("--minutes")
+    assert given is not None, "the soak is chosen by it"
+    return given
+
+
+@pytest.fixture(scope="session")
 def seed(request: pytest.FixtureRequest) -> int:
-    """The seed of this run, printed with every figure."""
-    given: int | None = request.config.getoption("--seed", default=None)
-    return given if given is not None else int.from_bytes(os.urandom(2), "big")
+    """The seed of this run, printed first and with every figure."""
+    given: int | None = request.config.getoption("--seed")
+    assert given is not None, "chosen when the tests are configured"
+    return given
+
+
+_PASSED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remember whether the row has passed: its figures count only then."""
+    said = yield
+    if said.when == "call":
+        item.stash[_PASSED] = said.passed
+    return said
 
 
 @pytest.fixture
-def report(request: pytest.FixtureRequest, seed: int, full: bool) -> Report:
+def report(request: pytest.FixtureRequest, seed: int, full: bool) -> Iterator[Report]:
     """The report of this row."""
     marker = request.node.get_closest_marker("row")
     assert marker is not None, "a test of the fault matrix names its row"
     number, title = marker.args
-    return Report(number, title, seed=seed, full=full)
+    report = Report(number, title, seed=seed, full=full)
+    yield report
+    if not request.node.stash.get(_PASSED, False):
+        report.withdraw()
 
 
 @pytest.fixture(scope="session")

@@ -48,7 +48,7 @@ def test_a_step_down_loses_nothing(scene_of_three: Scene, full: bool) -> None:
         CLOCK.block(0.5)
         with contextlib.suppress(PyMongoError):
             scene.client.admin.command("replSetStepDown", 3, secondaryCatchUpPeriodSecs=2)
-        scene.server.await_ready()
+        scene.server.await_ready(timeout=120)
         CLOCK.block(0.5)
     writer.end()
     verdict = scene.settle(writer)
@@ -69,7 +69,7 @@ def test_a_killed_primary_loses_nothing(scene_of_three: Scene, full: bool) -> No
         handled = len(scene.oracle.runs())
         until(lambda n=handled: len(scene.oracle.runs()) > n + 20, timeout=40, what="runs after the kill")
         primary.restart()
-        scene.server.await_ready()
+        scene.server.await_ready(timeout=120)
     writer.end()
     verdict = scene.settle(writer)
     scene.conclude(verdict, times=times, recoveries=writer.gaps, errors=scene.errors()[:20])
@@ -89,7 +89,7 @@ def test_a_frozen_primary_loses_nothing(scene_of_three: Scene, full: bool) -> No
     CLOCK.block(seconds)
     gap = min((run.started for run in scene.oracle.runs() if run.started > frozen_at + 1), default=None)
     primary.thaw()
-    scene.server.await_ready()
+    scene.server.await_ready(timeout=120)
     writer.end()
     verdict = scene.settle(writer)
     scene.conclude(
@@ -120,7 +120,7 @@ def test_a_lost_majority_loses_nothing(scene_of_three: Scene, full: bool) -> Non
         member.launch()
     for member in others:
         member.await_port(20)
-    scene.server.await_ready()
+    scene.server.await_ready(timeout=120)
     back_at = CLOCK.monotonic()
     writer.end()
     verdict = scene.settle(writer)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from harness import CLOCK, Scene, task, until
 from harness.clocks import ShiftedClock
-from harness.scene import EFFECTS, LEASE
+from harness.scene import EFFECTS, LEASE, SOURCE
 from harness.writer import Writer
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
@@ -49,7 +49,7 @@ def test_a_servers_clock_that_jumps_repeats_no_effect(
             for name, value in clock.environment.items():
                 environment.setenv(name, value)
             odd.restart()
-        set_of_three.await_ready()
+        set_of_three.await_ready(timeout=120)
         writer.begin(per_second=30)
         until(
             lambda: any(scene.oracle.in_flight(worker.name) for worker in scene.workers),
@@ -100,7 +100,13 @@ def _handled_since(scene: Scene, writer: Writer, moment: float) -> float:
 
     until(acknowledged, timeout=90, what="a write after the failover", every=0.05)
     first = min(acknowledged().values())
-    return min(until(handled, timeout=SECONDS + 30, what="a run after the failover", every=0.05)) - first
+
+    def what() -> str:
+        states = scene.oracle.stuck("mark", SOURCE, writer.latest)
+        logs = [worker.log_tail(8) for worker in scene.workers]
+        return "\n".join(["a run after the failover", *scene.errors()[-8:], *logs, *states[:10]])
+
+    return min(until(handled, timeout=SECONDS + 30, what=what, every=0.05)) - first
 
 
 def _off_by(scene: Scene) -> float:

@@ -99,7 +99,7 @@ def test_instances_outlive_their_database(scene: Scene, full: bool) -> None:
     spent = [worker.cpu_seconds() - was for worker, was in zip(scene.workers, before, strict=True)]
     assert not member.alive
     member.restart()
-    scene.server.await_ready()
+    scene.server.await_ready(timeout=120)
     back_at = CLOCK.monotonic()
     verdict = scene.settle(writer)
     attempts = [run.attempt for run in scene.oracle.runs()]

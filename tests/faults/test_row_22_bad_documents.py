@@ -56,13 +56,13 @@ def test_the_bad_one_is_handled_or_parked_and_the_others_go_on(scene: Scene, ful
         writer.latest.update({one["_id"]: 1 for one in good})
     if way == "reconciled":
         scene.worker(*tasks, concurrency=100)
-    verdict = scene.settle(writer, timeout=40)
+    verdict = scene.settle(writer, timeout=240)
     took = CLOCK.monotonic() - began
     assert verdict.clean, f"{verdict}\n{scene.errors()[-10:]}"
     fates = _fates(scene)
-    until(lambda: len(_fates(scene)) >= len(_bad()) - 1, timeout=10, what=f"fates of all: {_fates(scene)}")
+    until(lambda: len(_fates(scene)) >= len(_bad()) - 1, timeout=60, what=f"fates of all: {_fates(scene)}")
     fates = _fates(scene)
-    whole = scene.settle(writer, task=WHOLE, timeout=10)
+    whole = scene.settle(writer, task=WHOLE, timeout=60)
     scene.conclude(
         verdict, times=len(_bad()), recoveries=[took], fates=fates, parked=scene.count("planner.parked")
     )

@@ -199,6 +199,12 @@ def tell_stacks(*_: object) -> None:
             awaited = getattr(awaited, "cr_await", None)
 
 
+def tell_coroutines(*_: object) -> None:
+    """How many there are, to the log."""
+    entry = {"at": CLOCK.monotonic(), "code": "coroutines", "count": len(asyncio.all_tasks())}
+    sys.stderr.write(json.dumps(entry) + "\n")
+
+
 def main() -> None:
     """Run until told to stop, or killed."""
     config: Values = json.loads(sys.argv[1])
@@ -206,6 +212,7 @@ def main() -> None:
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("oplogue").setLevel(config.get("level", "INFO"))
+    signal.signal(signal.SIGUSR1, tell_coroutines)
     signal.signal(signal.SIGUSR2, tell_stacks)
     make_app(config).run()
 

@@ -37,6 +37,7 @@ from oplogue.model.payloads import (
     TaskThrottled,
     TaskVersion,
     TermEvent,
+    WeakClient,
 )
 
 
@@ -115,6 +116,12 @@ EVENTS: Mapping[str, EventKind] = {
     "claim.failed": EventKind(logging.WARNING, "claiming from {source} failed: {error}", SourceFailure),
     "settle.failed": EventKind(
         logging.WARNING, "outcomes of {source} could not be written yet: {error}", SourceFailure
+    ),
+    "instance.weak_client": EventKind(
+        logging.WARNING,
+        "the client has settings that make outages longer, or writes less safe: {options}; "
+        "`oplogue doctor` says what would be right",
+        WeakClient,
     ),
     "lease.renewed_in_loop": EventKind(
         logging.WARNING,

@@ -204,6 +204,14 @@ class CountEvent(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeakClient(Event):
+    """The settings of a client that make an outage longer, or an acknowledgement worth less."""
+
+    options: list[str]
+    """Each with its value, as ``heartbeatFrequencyMS=10000``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SourceEvent(Event):
     """Something about one source collection."""
 

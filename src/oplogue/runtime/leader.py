@@ -63,7 +63,13 @@ class Leader:
     async def start(self) -> None:
         """Stand for election; returns when it is known who leads, or that nobody can tell."""
         self._decided.clear()
-        self._task = keep_running("leader", self._loop, bus=self._bus, clock=self._clock)
+        self._task = keep_running(
+            "leader",
+            self._loop,
+            bus=self._bus,
+            clock=self._clock,
+            longest_pause=self._settings.lease.total_seconds() / 4,
+        )
         decided = asyncio.create_task(self._decided.wait())
         await asyncio.wait({decided, self._task}, return_when=asyncio.FIRST_COMPLETED)
         await end(decided)

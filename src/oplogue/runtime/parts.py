@@ -15,9 +15,17 @@ _CANCEL_AGAIN = 0.2
 
 
 def keep_running(
-    part: str, run: Callable[[], Awaitable[None]], *, bus: Bus, clock: Clock
+    part: str,
+    run: Callable[[], Awaitable[None]],
+    *,
+    bus: Bus,
+    clock: Clock,
+    longest_pause: float = _LONGEST_PAUSE,
 ) -> asyncio.Task[None]:
-    """A task that runs a part until it returns; when it fails it is started again, slower each time."""
+    """A task that runs a part until it returns; when it fails it is started again, slower each time.
+
+    A part that others wait for within a lease pauses for a part of it at most.
+    """
 
     async def outlive() -> None:
         pause = _FIRST_PAUSE
@@ -30,10 +38,10 @@ def keep_running(
                 report(bus, part, error)
             else:
                 return
-            if clock.monotonic() - started > _LONGEST_PAUSE:
+            if clock.monotonic() - started > longest_pause:
                 pause = _FIRST_PAUSE
             await clock.sleep(pause * (0.5 + clock.random()))
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, longest_pause)
 
     return asyncio.create_task(outlive(), name=f"oplogue-{part}")
 

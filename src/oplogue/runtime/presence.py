@@ -73,7 +73,13 @@ class Presence:
             # What a dead instance seems to carry would keep other definitions out of force.
             await self._leave()
             raise
-        self._task = keep_running("presence", self._loop, bus=self._bus, clock=self._clock)
+        self._task = keep_running(
+            "presence",
+            self._loop,
+            bus=self._bus,
+            clock=self._clock,
+            longest_pause=self._lease.total_seconds() / 4,
+        )
 
     async def stop(self) -> None:
         """Leave."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from oplogue.clock import Clock
 from oplogue.model.definition import Namespace, Task
+from oplogue.model.findings import weak_settings
 from oplogue.model.health import Phase, Vitals
 from oplogue.runtime.bus import Bus
 from oplogue.runtime.context import Moment, Run, Scope
@@ -42,6 +43,7 @@ from oplogue.runtime.threads import HandlerThreads
 from oplogue.store import Client, ClusterTime
 from oplogue.store.announcements import trigger_hash
 from oplogue.store.backlog import Backlog
+from oplogue.store.checkup import settings_of
 from oplogue.store.cleanup import Cleanup
 from oplogue.store.connection import check_server
 from oplogue.store.controls import Controls as StoredControls
@@ -234,8 +236,11 @@ class Supervisor:
         await persisting(step, self._clock, until=lambda: self._clock.monotonic() >= deadline)
 
     async def _check(self) -> None:
-        """What only the server can say."""
+        """What only the server can say; and of the client what is weaker than ours."""
         bound = self._settings.bound
+        weak = [f"{option}={value}" for option, value, _ in weak_settings(settings_of(self._client))]
+        if weak:
+            self._bus.emit("instance.weak_client", options=weak)
         await check_server(self._client, bound=bound)
         for task in self._tasks:
             await SourceDocuments(self._client, task.definition.source, bound=bound).check(task.definition)

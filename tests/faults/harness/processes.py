@@ -131,6 +131,21 @@ class Worker:
         fields = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def holds(self) -> dict[str, int]:
+        """What it holds now: memory, descriptors, threads, and coroutines by its own word."""
+        told = self.events("coroutines")
+        self._signal(signal.SIGUSR1)
+        self.await_event("coroutines", count=told + 1)
+        coroutines = next(one["count"] for one in reversed(self.log()) if one.get("code") == "coroutines")
+        status = Path(f"/proc/{self.pid}/status").read_text(encoding="ascii")
+        fields = dict(line.split(":", 1) for line in status.splitlines())
+        return {
+            "kilobytes": int(fields["VmRSS"].split()[0]),
+            "descriptors": len(list(Path(f"/proc/{self.pid}/fd").iterdir())),
+            "threads": int(fields["Threads"]),
+            "coroutines": int(coroutines),
+        }
+
     def _signal(self, number: int) -> None:
         if self.exit_status is None:
             os.kill(self.pid, number)

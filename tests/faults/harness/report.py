@@ -26,6 +26,7 @@ class Report:
         self.title = title
         self.seed = seed
         self.full = full
+        self._kept: list[Path] = []
 
     def write(
         self,
@@ -58,13 +59,20 @@ class Report:
         # A short run must not take the place of what the full one has found.
         folder = RESULTS if self.full else RESULTS / "short"
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"row_{self.row}.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        path = folder / f"row_{self.row}.json"
+        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        self._kept.append(path)
         shown = [_seconds(percentile(recoveries, part)) for part in (50, 99, 100)]
         LINES.append(
             f"{self.row:<4} {self.title:<44} {times:>6} {verdict.writes:>7} {verdict.runs:>7} "
             f"{len(verdict.lost):>4} {len(verdict.stuck):>5} {verdict.effects_off:>4} {rate:>6.2f} "
             f"{shown[0]:>7} {shown[1]:>7} {shown[2]:>7}  {self.seed}"
         )
+
+    def withdraw(self) -> None:
+        """The row has failed after all: its figures are nobody's."""
+        for path in self._kept:
+            path.unlink(missing_ok=True)
 
 
 def percentile(values: Sequence[float], part: float) -> float | None:

@@ -19,6 +19,7 @@ from tests.support.running import Stage
 from oplogue import App, Context, Finding, Fixed
 from oplogue.embedded import EmbeddedMember, EmbeddedServer, find_mongod, start_embedded
 from oplogue.embedded.member import Recipe
+from oplogue.events import WeakClient
 
 Document = dict[str, Any]
 
@@ -218,3 +219,24 @@ async def test_missing_privileges_are_named_one_by_one_with_the_role_to_grant(gu
 async def test_a_wrong_password_is_told_from_a_server_that_is_not_there(guarded: Guarded) -> None:
     (found,) = await App(guarded.uri("writer").replace("secret", "wrong")).check_up()
     assert found.text.startswith("the user is refused: OperationFailure 18")
+
+
+async def test_a_client_with_the_drivers_own_timeouts_is_told_of_when_the_app_starts(
+    database_uri: str,
+) -> None:
+    told: list[WeakClient] = []
+    async with AsyncMongoClient[Document](database_uri) as client:
+        app = App(client=client)
+        app.on("instance.weak_client")(told.append)
+        async with app:
+            pass
+    assert [event.options for event in told] == [["heartbeatFrequencyMS=10000", "connectTimeoutMS=20000"]]
+
+
+async def test_a_client_of_our_own_is_not_weak(database_uri: str) -> None:
+    told: list[WeakClient] = []
+    app = App(database_uri)
+    app.on("instance.weak_client")(told.append)
+    async with app:
+        pass
+    assert not told

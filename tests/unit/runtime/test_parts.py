@@ -35,6 +35,26 @@ async def test_a_part_that_fails_is_started_again_and_reported() -> None:
     assert "once" in errors[-1]
 
 
+async def test_a_part_that_fails_again_and_again_pauses_no_longer_than_it_may() -> None:
+    pauses: list[float] = []
+
+    class Noting(Clock):
+        async def sleep(self, seconds: float) -> None:
+            pauses.append(seconds)
+            await super().sleep(0)
+
+        def random(self) -> float:
+            return 0.5
+
+    async def part() -> None:
+        if len(pauses) < 6:
+            raise ValueError("again")
+
+    async with asyncio.timeout(5):
+        await keep_running("it", part, bus=Bus(Clock(), "test"), clock=Noting(), longest_pause=0.5)
+    assert pauses == [0.1, 0.2, 0.4, 0.5, 0.5, 0.5]
+
+
 async def test_end_cancels_again_what_swallows_its_cancellation() -> None:
     tasks = [asyncio.create_task(stubborn(times)) for times in (0, 1, 2)]
     await asyncio.wait(tasks, timeout=0)
