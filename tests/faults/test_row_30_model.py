@@ -112,7 +112,7 @@ class Interleavings(RuleBasedStateMachine):
     def act(self, turns: list[tuple[str, int, int, str]]) -> None:
         """Parts of instances go on by some statements, and some meet their fate there."""
         for part, which, halts, fate in turns:
-            strands = self._strands_of(part, which)
+            strands = self._strands_of(part, which) if self.example.instances else []
             if strands:
                 strand = strands[which % len(strands)]
                 self._do(self.example.go_on(strand, halts))
