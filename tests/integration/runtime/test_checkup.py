@@ -25,8 +25,10 @@ Document = dict[str, Any]
 
 
 def amiss(findings: tuple[Finding, ...]) -> dict[str, Finding]:
-    """What is not well, by check."""
-    return {finding.check: finding for finding in findings if finding.level != "ok"}
+    """What is not well, by check; but for the oplog, which holds what all tests before have written."""
+    return {
+        finding.check: finding for finding in findings if finding.level != "ok" and finding.check != "oplog"
+    }
 
 
 @pytest.fixture
@@ -140,7 +142,7 @@ async def test_an_oplog_that_holds_seconds_is_a_problem() -> None:
     with start_embedded(extra_args=("--oplogSize", "1", "--setParameter", "syncdelay=1")) as server:
         async with AsyncMongoClient[Document](server.uri) as client:
             await client["shop"]["orders"].insert_many([{"filling": "x" * 100_000} for _ in range(20)])
-        found = amiss(await App(server.uri_for("shop")).check_up())
+        found = {finding.check: finding for finding in await App(server.uri_for("shop")).check_up()}
     assert found["oplog"].level == "problem"
 
 
