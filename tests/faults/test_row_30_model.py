@@ -1,4 +1,12 @@
-"""Row 30: random interleavings of instances whose statements go one by one, with a fault at each of them."""
+"""Row 30: random interleavings of instances whose statements go one by one, with a fault at each of them.
+
+What it finds when it is taken out of the code, each within some hundred examples:
+
+- the token in the fence of outcomes: a run that had lost its lease settles the record all the same;
+- *touched*, which sends a record that was skipped back to pending: the state that came meanwhile is lost;
+- *left*, by which a document that comes back to the filter fires: it never runs again;
+- the term in the filter of the saved position: a former leader moves it.
+"""
 
 from __future__ import annotations
 
