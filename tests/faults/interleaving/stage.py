@@ -152,8 +152,8 @@ class Example:
 
     async def land(self) -> None:
         """What a killed instance had sent is done at last."""
-        # What the server answers nobody hears.
-        with contextlib.suppress(PyMongoError):
+        # What the server answers nobody hears: an error, or that a cursor has nothing.
+        with contextlib.suppress(PyMongoError, StopAsyncIteration):
             await self.on_its_way.pop(0)()
             self._stage.landed += 1
 
