@@ -61,7 +61,7 @@ from oplogue.store.tasks import TaskRecords
 from oplogue.store.totals import Totals
 
 _PATIENCE = timedelta(seconds=5)
-_START_PATIENCE = 10.0
+_START_PATIENCE = _PATIENCE.total_seconds()
 
 
 class Supervisor:

@@ -254,7 +254,10 @@ class Operations:
 
 
 def run_again_update() -> list[dict[str, Expr]]:
-    """At once, with a full set of attempts; a record that runs now becomes dirty and runs again after that."""
+    """At once, with a full set of attempts; a record that runs now becomes dirty and runs again after that.
+
+    The mark stays until the next claim: a change that is planned before it puts the record off by no backoff.
+    """
     return [
         {
             "$set": {
@@ -262,7 +265,7 @@ def run_again_update() -> list[dict[str, Expr]]:
                 "nextRunAt": when(IS_RUNNING, "$nextRunAt", NOW),
                 "attempts": when(IS_RUNNING, "$attempts", 0),
                 "firstErrorAt": when(IS_RUNNING, "$firstErrorAt", None),
-                "oplogue": merged(MARKS, when(IS_RUNNING, {"manual": True}, {"parked": False})),
+                "oplogue": merged(MARKS, {"manual": True}, when(IS_RUNNING, {}, {"parked": False})),
             }
         }
     ]

@@ -74,7 +74,8 @@ def _fields(kind: Transition, row: Table) -> dict[str, Expr]:
         "nextRunAt": when(again, _runs_again_at(row), _next_run_at(kind, row)),
         "attempts": _attempts(kind, row, again),
         "oplogue.touched": REMOVE,
-        "oplogue.manual": REMOVE,
+        # Until the next claim: what is planned before it is not put off by a backoff.
+        "oplogue.manual": when(_BY_HAND, True, REMOVE),
     }
     if kind.counts:
         fields |= _finalized(kind, row)

@@ -213,6 +213,7 @@ def _pending_again(policies: Table) -> Expr:
         "$and": [
             {"$eq": ["$status", Status.PENDING]},
             {"$gt": ["$lastError", None]},
+            {"$not": [is_set("$oplogue.manual")]},
         ]
     }
     backed_off = {

@@ -753,6 +753,7 @@ async def test_a_trigger_that_the_saved_position_does_not_cover_is_reconciled(
     for stage in (first, second):
         define(stage, watch_projection=["total"])
     async with first.app:
+        await first.next("reconciliation.finished")
         await orders.insert_one({"_id": 1, "total": 1})
         await first.next("task.completed", doc_id=1)
     # Meanwhile a leader on other code pruned this change, and moved the position past it.

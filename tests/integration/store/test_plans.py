@@ -16,6 +16,7 @@ from tests.support.rig import BOUND, LATER, LEASE, LONG_AGO, SECOND, Rig, is_abo
 from oplogue.model import states
 from oplogue.model.retry import CronRetry, Exponential, Fixed, RetryPolicy
 from oplogue.model.states import Transition
+from oplogue.store.operations import run_again_update
 from oplogue.store.planning import Change
 from oplogue.store.plans import PlannedTask, leave_pipeline
 
@@ -655,6 +656,22 @@ async def test_failing_document_that_keeps_changing_keeps_backing_off(
         await change(rig, total=total)
         await rig.plan(task)
         assert (await rig.row())["nextRunAt"] == waits_until
+
+
+async def test_change_after_a_retry_by_hand_does_not_bring_the_backoff_back(rig: Rig) -> None:
+    task = rig.task(retry_policy=Fixed("1h"))
+    await a_planned_order(rig, task)
+    await rig.run(1, retry_in(60 * MINUTE))
+    await rig.rows.update_one({}, run_again_update())
+    await change(rig, total=2)
+    before = await rig.now()
+    await rig.plan(task)
+    assert is_about((await rig.row())["nextRunAt"], before, await rig.now(), plus=SECOND)
+    await rig.age(MINUTE, "nextRunAt")
+    failing = await rig.run(1, retry_in(60 * MINUTE))
+    await change(rig, total=3)
+    await rig.plan(task)
+    assert (await rig.row())["nextRunAt"] == failing["lastFinalizedAt"] + 60 * MINUTE
 
 
 async def test_change_after_the_backoff_of_a_success_is_not_held_back(rig: Rig) -> None:
