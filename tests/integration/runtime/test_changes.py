@@ -758,6 +758,7 @@ async def test_a_trigger_that_the_saved_position_does_not_cover_is_reconciled(
         await first.next("task.completed", doc_id=1)
     # Meanwhile a leader on other code pruned this change, and moved the position past it.
     await orders.update_one({"_id": 1}, {"$set": {"total": 2}})
+    await db["elsewhere"].insert_one({})  # a stream begins with the write of its time
     now = (await db.command("ping"))["operationTime"]
     past = {"position.time": now, "position.token": None, "position.covers": ["another"]}
     await db["_oplogue_globals"].update_one({"_id": "leader"}, {"$set": past})
