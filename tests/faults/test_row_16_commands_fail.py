@@ -30,6 +30,8 @@ SITES = (
 )
 # Sent by a leader that comes into office: there is an election before the strike.
 IN_OFFICE = {("findAndModify", GLOBALS), ("find", GLOBALS), ("aggregate", "$cmd.aggregate"), ("ping", None)}
+# Sent for a document that is asked for alone: of several at the same moment an aggregate reads all.
+ALONE = ("find", SOURCE)
 # Sent by the signals' listener when its cursor has ended.
 LISTENING = ("find", f"{GLOBALS}_signals")
 WAYS: Mapping[str, dict[str, Any]] = {
@@ -69,6 +71,7 @@ def test_whatever_command_fails_nothing_is_lost(scene: Scene, full: bool) -> Non
                     writer,
                     where,
                     recoveries,
+                    one_by_one=(command, collection) == ALONE,
                     slow=(command, collection) in IN_OFFICE or command == "delete",
                 )
     verdict = scene.settle(writer)
@@ -79,13 +82,23 @@ def test_whatever_command_fails_nothing_is_lost(scene: Scene, full: bool) -> Non
     assert everywhere == sites, f"never struck: {sites - everywhere}"
 
 
-def _strike(scene: Scene, writer: Any, where: dict[str, Any], recoveries: list[float], *, slow: bool) -> int:
+def _strike(
+    scene: Scene,
+    writer: Any,
+    where: dict[str, Any],
+    recoveries: list[float],
+    *,
+    one_by_one: bool,
+    slow: bool,
+) -> int:
     scene.fail_point.set(where, times=STRIKES)
     began = CLOCK.monotonic()
     writer.burst(10)
     # Some are sent only now and then; and where none comes at all, the list of what was struck tells.
     while not scene.fail_point.strikes and CLOCK.monotonic() < began + 2 * LEASE:
-        CLOCK.block(0.02)
+        CLOCK.block(0.05)
+        if one_by_one:
+            writer.burst(1)
     # A leader that was put out of office notices when it renews: a third of a lease; a heartbeat comes in half.
     CLOCK.block(LEASE * 0.6 if slow else 0.25)
     times = scene.fail_point.off()
