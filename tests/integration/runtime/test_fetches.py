@@ -77,6 +77,8 @@ async def test_documents_asked_for_at_the_same_moment_are_read_in_one_query(
             got.append(await ctx.get_document())
 
         await stage.app.start()
+        # It reads the orders too.
+        await stage.next("reconciliation.finished")
         await orders.insert_many(documents())
         await gate.reached(MANY)
         reads.counting = True
