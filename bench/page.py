@@ -1,4 +1,4 @@
-"""The figures of a kept run as tables of `docs/explanation/performance.md`: ``python -m bench.page``."""
+"""The figures of the kept runs as tables of `docs/explanation/performance.md`: ``python -m bench.page``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).parent.parent
-RESULTS = _ROOT / "bench" / "results" / "current.json"
+KEPT = tuple(_ROOT / "bench" / "results" / f"{name}.json" for name in ("current", "large"))
 PAGE = _ROOT / "docs" / "explanation" / "performance.md"
-_BEGIN, _END = "<!-- figures of bench/results/current.json -->", "<!-- end of figures -->"
+_END = "<!-- end of figures -->"
 
 
 def figures(run: dict[str, Any]) -> str:
@@ -54,17 +54,22 @@ def number(value: float) -> str:
     return f"{float(f'{value:.3g}'):g}"
 
 
-def replaced(page: str, run: dict[str, Any]) -> str:
-    """The page with the figures of that run."""
-    before, _, rest = page.partition(_BEGIN)
-    _, _, after = rest.partition(_END)
-    return f"{before}{_BEGIN}\n{figures(run)}\n{_END}{after}"
+def replaced(page: str) -> str:
+    """The page with the figures of the kept runs, each between its markers."""
+    for results in KEPT:
+        begin = f"<!-- figures of bench/results/{results.name} -->"
+        before, marker, rest = page.partition(begin)
+        if not marker:
+            raise ValueError(f"{PAGE.name} has no place for {results.name}: {begin}")
+        _, _, after = rest.partition(_END)
+        run = json.loads(results.read_text(encoding="utf-8"))
+        page = f"{before}{begin}\n{figures(run)}\n{_END}{after}"
+    return page
 
 
 def main() -> None:
     """Rewrite the page."""
-    run = json.loads(RESULTS.read_text(encoding="utf-8"))
-    PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), run), encoding="utf-8")
+    PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
