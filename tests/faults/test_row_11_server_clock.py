@@ -27,6 +27,7 @@ def set_of_three() -> Iterator[EmbeddedServer]:
         yield server
 
 
+@pytest.mark.slow  # more than a minute: members whose clocks differ take long to agree on a primary
 @pytest.mark.row("11", "server clock jumps at failover")
 def test_a_servers_clock_that_jumps_repeats_no_effect(
     set_of_three: EmbeddedServer, scene_on: Callable[..., Scene], tmp_path: Path, full: bool
