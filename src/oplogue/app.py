@@ -267,12 +267,9 @@ class App:
 
         ``burst`` ends it by itself, once everything is planned and nothing is due.
         """
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            asyncio.run(self._run(burst=burst))
-            return
-        raise RuntimeError("run() starts an event loop of its own; inside one, use start() and stop()")
+        if _in_a_loop():
+            raise RuntimeError("run() starts an event loop of its own; inside one, use start() and stop()")
+        asyncio.run(self._run(burst=burst))
 
     async def _run(self, *, burst: bool) -> None:
         told = asyncio.Event()
@@ -481,3 +478,12 @@ def _tracing() -> tuple[Middleware, ...]:
             raise
         return ()
     return middleware()
+
+
+def _in_a_loop() -> bool:
+    """Apart from who asks: what is raised while an error is handled would carry that error along."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

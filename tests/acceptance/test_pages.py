@@ -77,3 +77,29 @@ def test_the_program_that_shows_a_reconciliation_reconciles_everything(
     assert any(re.fullmatch(r"\d+ of about 3000, .* s left", line) for line in lines), ended
     assert "3000 documents are planned" in lines
     assert re.fullmatch(r"3000 records, the process has grown by \d+ MB", lines[-1])
+
+
+def test_an_error_of_a_handler_carries_nothing_of_the_engine_s_start(
+    tmp_path: Path, database_uri: str
+) -> None:
+    code = """
+from oplogue import App, Context, Fixed
+
+app = App()
+
+@app.reactive_task(collection="orders", debounce=0, retry_policy=Fixed(0, max_attempts=1))
+async def ship(ctx: Context) -> None:
+    raise ValueError("mine")
+
+@app.on("task.failed")
+def show(event) -> None:
+    print(repr(event.exception.__context__))
+
+@app.on("instance.started")
+async def write(event) -> None:
+    await app.database["orders"].insert_one({"_id": 1})
+
+app.run(burst=True)
+"""
+    ended = run(code, tmp_path, database_uri)
+    assert (ended.returncode, ended.stdout) == (0, "None\n")

@@ -11,7 +11,7 @@ from harness.scene import SOURCE
 
 @pytest.mark.row("28", "one task's crowd beside another's few")
 def test_a_crowd_does_not_delay_the_few(scene: Scene, full: bool) -> None:
-    crowd = 1_000_000 if full else 20_000
+    crowd = 1_000_000 if full else 80_000
     tasks = [task("crowd", collection="crowd"), task()]
     documents = scene.database["crowd"]
     for start in range(0, crowd, 10_000):
@@ -21,7 +21,7 @@ def test_a_crowd_does_not_delay_the_few(scene: Scene, full: bool) -> None:
     writer = scene.writer(list(range(100)))
     for id_ in range(100):
         writer.write(id_)
-        CLOCK.block(0.02)
+        CLOCK.block(0.01)
     verdict = scene.settle(writer, timeout=60)
     waits = [
         run.started - writer.acknowledged_at[int(run.id), run.version]

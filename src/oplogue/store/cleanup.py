@@ -20,7 +20,7 @@ from typing import Any
 from oplogue.model.definition import Namespace, TaskDefinition
 from oplogue.model.states import Status
 from oplogue.store.connection import PLAIN, Client, Collection, bounded, ours
-from oplogue.store.documents import server_time
+from oplogue.store.documents import collation_of, server_time
 from oplogue.store.expressions import NOW, Expr, Table, after, literal, milliseconds, when
 from oplogue.store.fields import aware, aware_or_none
 from oplogue.store.ranges import Edge, Ranges
@@ -89,8 +89,11 @@ class Cleanup:
             asks = tasks[0].filter.needs_now
             now = await server_time(self._client, bound=self._bound) if asks else None
             condition = [{"$match": tasks[0].filter.match(now)}]
+        # Filters and ids mean what they mean in the source.
+        collation = await collation_of(self._client, source, bound=self._bound)
         with bounded(_PATIENCE):
-            orphans = await (await records.aggregate(_orphans(tasks, among, source, condition))).to_list()
+            found = await records.aggregate(_orphans(tasks, among, source, condition), collation=collation)
+            orphans = await found.to_list()
         deleted: Counter[str] = Counter()
         for task in tasks:
             theirs = [row for row in orphans if row["task"] == task.task]
@@ -160,8 +163,9 @@ def _old(tasks: Sequence[TaskDefinition], moment: Expr) -> dict[str, Any]:
         when({"$eq": [{"$type": field}, "date"]}, field, None)
         for field in ("$updatedAt", "$lastFinalizedAt", "$createdAt")
     ]
-    kept_until = after({"$max": dates}, keep.get("for"))
-    return {"status": {"$in": _FINISHED}, "$expr": keep.bind({"$lte": [kept_until, moment]})}
+    # The server's own date is moved: a record's may be at the end of time.
+    newest_to_go: Expr = {"$subtract": [moment, keep.get("for")]}
+    return {"status": {"$in": _FINISHED}, "$expr": keep.bind({"$lte": [{"$max": dates}, newest_to_go]})}
 
 
 def _orphans(

@@ -175,6 +175,14 @@ class SourceDocuments:
         return await server_time(self._client, bound=self._bound) if definition.filter.needs_now else None
 
 
+async def collation_of(client: Client, source: Namespace, *, bound: timedelta) -> dict[str, Any] | None:
+    """How the collection compares texts where it is not to the letter."""
+    with bounded(bound):
+        database = client.get_database(source.database)
+        found = await (await database.list_collections(filter={"name": source.collection})).to_list()
+    return next((dict(one["options"]["collation"]) for one in found if "collation" in one["options"]), None)
+
+
 async def server_time(client: Client, *, bound: timedelta) -> datetime:
     """The server's clock."""
     with bounded(bound):
@@ -194,7 +202,8 @@ def key_of(id_: Any) -> Any:
     if isinstance(number, (float, Decimal)) and not math.isfinite(number):
         # "nan", "inf" or "-in", of a double and of a decimal.
         return ("not finite", str(number)[:3].lower())
-    if isinstance(number, (str, int, float, Decimal, bson.ObjectId)):
+    # Code is a text that can't be hashed.
+    if isinstance(number, (str, int, float, Decimal, bson.ObjectId)) and not isinstance(number, bson.Code):
         return number
     return _bytes_of({"": id_})
 

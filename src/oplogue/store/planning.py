@@ -17,7 +17,7 @@ from oplogue.model.definition import Namespace
 from oplogue.model.states import RUNNING, Status
 from oplogue.store import plans
 from oplogue.store.connection import MAJORITY, PLAIN, Client, Collection, bounded, ours
-from oplogue.store.documents import key_of, server_time
+from oplogue.store.documents import collation_of, key_of, server_time
 from oplogue.store.expressions import IS_RUNNING, MARKS, NOW, ROOT, first_set, literal, merged, when
 from oplogue.store.plans import PlannedTask, Stamp
 
@@ -78,10 +78,7 @@ class Planning:
 
     async def compares_to_the_letter(self, source: Namespace, bound: timedelta) -> bool:
         """Whether the collection has no collation of its own, by which values that differ may be found equal."""
-        with bounded(bound):
-            database = self._client.get_database(source.database)
-            found = await (await database.list_collections(filter={"name": source.collection})).to_list()
-        return not any("collation" in one["options"] for one in found)
+        return await collation_of(self._client, source, bound=bound) is None
 
     async def plan(
         self,

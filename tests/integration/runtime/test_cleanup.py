@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from bson import Timestamp
+from bson.datetime_ms import DatetimeMS
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
@@ -409,3 +410,31 @@ async def test_a_page_reads_a_bounded_number_of_records_however_many_other_tasks
     assert len([read for read in reads if read["command"].get("aggregate")]) == 6
     assert max(read["docsExamined"] for read in reads) <= 1_001
     assert max(read["keysExamined"] for read in reads) <= 1_001
+
+
+async def test_a_filter_means_what_it_means_in_a_collection_with_a_collation(
+    stage: Stage, db: AsyncDatabase[Document]
+) -> None:
+    orders = await db.create_collection("orders", collation={"locale": "en", "strength": 2})
+    define(stage, when=NO_LONGER, keep=0, filter=PAID)
+    await completed(stage, orders, {"_id": "a", "status": "PAID"}, {"_id": "b", "status": "Paid"})
+    await orders.update_one({"_id": "b"}, {"$set": {"status": "new"}})
+    await stage.app.run_cleanup()
+    assert [row["sourceDocId"] async for row in db["orders_tasks"].find()] == ["a"]
+
+
+async def test_a_record_whose_date_is_at_the_end_of_time_holds_up_no_other(
+    stage: Stage, orders: Orders, db: AsyncDatabase[Document]
+) -> None:
+    define(stage)
+    await completed(stage, orders, {"_id": 1}, {"_id": 2})
+    await age(db, 3 * HOUR)
+    await db["orders_tasks"].update_one({"sourceDocId": 1}, {"$set": {"updatedAt": DatetimeMS(2**63 - 1)}})
+    await orders.delete_many({})
+    await stage.app.run_cleanup()
+
+    async def one_is_left() -> bool:
+        return [row["sourceDocId"] async for row in db["orders_tasks"].find({}, {"sourceDocId": 1})] == [1]
+
+    await stage.eventually(one_is_left)
+    assert not stage.heard("part.failed")
