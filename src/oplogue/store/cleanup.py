@@ -75,12 +75,18 @@ class Cleanup:
     ) -> Mapping[str, int]:
         deleted: Counter[str] = Counter()
         swept = [task for task in tasks if task.cleanup_policy.delete_when != "never"]
+        if not swept:
+            return deleted
+        # Filters and ids mean what they mean in the source.
+        collation = await collation_of(self._client, swept[0].source, bound=self._bound)
         gone = [task for task in swept if not _outside_too(task)]
         for group in ([gone] if gone else []) + [[task] for task in swept if _outside_too(task)]:
-            deleted += await self._delete_group(group, among)
+            deleted += await self._delete_group(group, among, collation)
         return deleted
 
-    async def _delete_group(self, tasks: Sequence[TaskDefinition], among: Mapping[str, Any]) -> Counter[str]:
+    async def _delete_group(
+        self, tasks: Sequence[TaskDefinition], among: Mapping[str, Any], collation: Mapping[str, Any] | None
+    ) -> Counter[str]:
         """Several tasks that ask for the document alone, or one that asks for its filter too."""
         source = tasks[0].source
         records = ours(self._client, source.tasks).with_options(codec_options=PLAIN)
@@ -89,8 +95,6 @@ class Cleanup:
             asks = tasks[0].filter.needs_now
             now = await server_time(self._client, bound=self._bound) if asks else None
             condition = [{"$match": tasks[0].filter.match(now)}]
-        # Filters and ids mean what they mean in the source.
-        collation = await collation_of(self._client, source, bound=self._bound)
         with bounded(_PATIENCE):
             found = await records.aggregate(_orphans(tasks, among, source, condition), collation=collation)
             orphans = await found.to_list()

@@ -23,8 +23,9 @@ from oplogue.model.definition import Namespace
 from oplogue.model.record import ClaimedRecord
 from oplogue.model.states import RUNNING, Status, Transition
 from oplogue.store import outcomes
-from oplogue.store.connection import Client, Collection, Database, Document, bounded, ours
+from oplogue.store.connection import Client, Collection, Document, bounded, ours
 from oplogue.store.controls import CONTROLS, Control, Controls, read_controls
+from oplogue.store.documents import collation_of
 from oplogue.store.expressions import NOW, literal, milliseconds
 from oplogue.store.faults import UNSENDABLE, is_passing, is_refusal
 from oplogue.store.fields import aware, aware_or_none, document_in
@@ -110,7 +111,7 @@ class TaskRecords:
         self.source = source
         self._globals = globals_
         self._controls = Controls(client, globals_, bound=bound)
-        self._source: Database = client.get_database(source.database)
+        self._client = client
         self._records: Collection = ours(client, source.tasks)
         # A transaction refuses concerns of a collection's own.
         self._plain: Collection = client.get_database(source.database)[source.tasks.collection]
@@ -127,10 +128,7 @@ class TaskRecords:
 
     async def _collated(self) -> list[IndexModel]:
         """One more unique index where the source compares in a way of its own: its plans are merged by that."""
-        named = {"name": self.source.collection}
-        with bounded(self._bound):
-            found = await (await self._source.list_collections(filter=named)).to_list()
-        collation = document_in(found[0]["options"]).get("collation") if found else None
+        collation = await collation_of(self._client, self.source, bound=self._bound)
         if collation is None:
             return []
         digest = hashlib.sha256(repr(sorted(collation.items())).encode()).hexdigest()[:8]
